@@ -1,0 +1,98 @@
+"""Fault tolerance for Megatron-LM and MindSpeed-LLM training: `import mindio_tft_patch` at the top of pretrain_gpt.py.
+
+What the import does, and all that it does:
+
+- in a training process with --enable-high-availability (or HIGH_AVAILABILITY set): patches Megatron;
+- in a training process that asks for --help: adds the flags to Megatron's parser;
+- on a machine without accelerator, when the job asks for gloo: lets the CPU stand in for the device;
+- in the script of torchrun itself: lengthens torchrun's patience with survivors.
+
+Otherwise nothing is imported, patched or started.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from mindio_tft_patch.config import Config, process_config
+from mindio_tft_patch.errors import ConfigError, PatchError, TftError, UnsupportedError
+
+if TYPE_CHECKING:
+    from mindio_tft_patch.adaptors.megatron.install import Installation
+
+__version__ = "0.1.0"
+__all__ = ["Config", "ConfigError", "PatchError", "TftError", "UnsupportedError", "activate", "installation"]
+
+_TORCHRUN = ("torchrun", "torch.distributed.run")
+_OWN_TOOLS = ("ttprun", "mindio_tft_patch.launch.ttprun", "mindio-tft", "mindio_tft_patch.cli")
+
+
+class _Process:
+    """What the plugin has done to this process."""
+
+    installation: Installation | None = None
+
+
+def installation() -> Installation | None:
+    """The patched Megatron of this process; None when nothing was patched."""
+    return _Process.installation
+
+
+def activate(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> None:
+    """Do what the import does, for the given arguments; called by the import. A second call does nothing more.
+
+    Args:
+        argv: arguments of the training script, without its name; default sys.argv[1:].
+        environ: environment; default os.environ.
+
+    Raises:
+        ConfigError: flags or variables that cannot work.
+        PatchError: a patch target of Megatron has moved.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    environ = os.environ if environ is None else environ
+    config = process_config(environ, argv)
+    program = _program()
+    if program in _TORCHRUN:
+        from mindio_tft_patch.launch.patience import lengthen_patience
+
+        lengthen_patience(config)
+        return
+    if program in _OWN_TOOLS:
+        return  # their command line holds the flags of a training job that they start or look at
+    if _cpu_may_stand_in(argv, environ):
+        from mindio_tft_patch.adaptors.device import cpu
+
+        if cpu.wanted(argv, environ):
+            cpu.install_cpu_stand_in()
+    if config.high_availability and _Process.installation is None:
+        from mindio_tft_patch.adaptors.megatron.install import Installation
+
+        made = Installation(config)
+        made.apply()
+        _Process.installation = made
+    elif "--help" in argv or "-h" in argv:
+        from mindio_tft_patch.adaptors.megatron.arguments import add_flags_to_help
+
+        add_flags_to_help()
+
+
+def _program() -> str:
+    """Name of the program or, under `python -m`, of the module that runs in this process."""
+    name = sys.argv[0] if sys.argv else ""
+    if name == "-m":  # what it is until the module has been found, which is when packages are imported
+        original = sys.orig_argv
+        return original[original.index("-m") + 1] if "-m" in original[:-1] else ""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return getattr(spec, "name", None) or os.path.basename(name)
+
+
+def _cpu_may_stand_in(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """A cheap look before adaptors (and torch) are imported at all."""
+    return environ.get("TFT_DEVICE", "") == "cpu" or any("--distributed-backend" in word for word in argv)
+
+
+activate()

@@ -44,6 +44,10 @@ class Handlers(Protocol):
         """Make the main thread leave blocked collectives. Runs on the control thread; must return at once."""
         ...
 
+    def arrived(self) -> None:
+        """The main thread has come to the guard because of one stop()."""
+        ...
+
     def clean(self, plan: Plan) -> Outcome:
         """Drop pending handles and caches; finish the local update of `plan.target_step` when it is at the gate."""
         ...

@@ -1,0 +1,40 @@
+# Two commands for everybody: `make demo` and `make test`. Both make .venv themselves.
+export OMP_NUM_THREADS ?= 1
+PYTHON_VENV := .venv/bin/python
+PYTEST := $(PYTHON_VENV) -m pytest
+
+.PHONY: demo test test-all bench check clean help
+
+help:
+	@echo "make demo      train, kill a rank, see the dying-gasp checkpoint, resume, compare (TEXT=file for your own text)"
+	@echo "make test      all tests, with a seeded sample of the fault matrix (TFT_MATRIX_SEED=n, TFT_MATRIX_SIZE=n)"
+	@echo "make test-all  all tests, with every combination of the fault matrix"
+	@echo "make bench     benchmark; prints ratios and writes build/bench.json"
+	@echo "make check     lint, types, import contracts"
+
+.venv/.installed: pyproject.toml .ci/venv
+	.ci/venv
+	@touch $@
+
+demo: .venv/.installed
+	@$(PYTHON_VENV) -m mindio_tft_patch.launch.demo $(if $(TEXT),--text $(TEXT))
+
+test: .venv/.installed
+	$(PYTEST)
+
+test-all: .venv/.installed
+	TFT_MATRIX=all $(PYTEST)
+
+bench: .venv/.installed
+	$(PYTHON_VENV) tests/bench/run.py
+
+check: .venv/.installed
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	@rm -rf build/check
+	@$(PYTHON_VENV) -m pip install -q --no-deps --no-build-isolation --target build/check . && rm -rf build/lib build/bdist.*
+	cd build/check && ../../.venv/bin/mypy --config-file ../../pyproject.toml -p mindio_tft_patch
+	cd build/check && PYTHONPATH=. ../../.venv/bin/lint-imports --config ../../pyproject.toml --no-cache
+
+clean:
+	rm -rf .venv build demo_run

@@ -1,0 +1,53 @@
+"""Ascend NPUs over HCCL, by torch_npu's public API (torch_npu.npu.stop_device, restart_device).
+
+Written to the documentation and tested with a stand-in; never run on hardware by us; see docs/verified.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from mindio_tft_patch.adaptors.device.interface import host_group
+from mindio_tft_patch.adaptors.device.stop_flag import StopFlag
+
+
+def _runtime() -> Any:
+    # Imported late: only machines with an NPU have it.
+    import torch_npu
+
+    return torch_npu.npu
+
+
+class NpuDevice:
+    """A rank that computes on an Ascend NPU.
+
+    Args:
+        index: device index on this node, the local rank.
+    """
+
+    name = "npu"
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self.flag = StopFlag()
+
+    def install(self) -> None:
+        """Nothing: the runtime can be stopped from any thread."""
+
+    def stop(self) -> None:
+        """The runtime ends running tasks and raises an error containing FORCE STOP in the main thread."""
+        self.flag.stop()
+        _runtime().stop_device(self._index)
+
+    def clean(self) -> None:
+        """Make the stopped device usable again."""
+        _runtime().restart_device(self._index)
+
+    def synchronize(self) -> None:
+        """Wait for the current device."""
+        torch.npu.synchronize()
+
+    def gate_group(self) -> Any:
+        """HCCL barriers do not wait on the host; gloo's do."""
+        return host_group()

@@ -1,0 +1,137 @@
+"""Collectives on gloo that can be interrupted.
+
+gloo's own abort does not release a rank that is blocked in a collective. Two facts, measured on torch 2.14, make it
+possible from Python:
+
+- `Work.wait(timedelta)` of a *collective* returns with "timed out" and leaves the work pending, so that waiting in
+  slices and looking at a flag between them costs nothing: the first slice ends as soon as the work is done.
+- `Work.wait(timedelta)` of a *send or receive* closes the connection when it times out. Those are waited for on a
+  helper thread, and the main thread waits for the helper in slices.
+
+Only the thread that called `install()` is interrupted; other threads (an asynchronous save, say) wait as ever.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from mindio_tft_patch.adaptors.device.stop_flag import StopFlag
+
+from mindio_tft_patch.processor.progress import ProgressBoard
+
+_SLICE_SECONDS = 0.1
+_ORIGINAL = "_tft_original_wait"
+
+
+def _point_to_point_codes() -> frozenset[int]:
+    # c10d::OpType has no Python names; the numbers have been stable since torch 1.9 (Work.hpp).
+    return frozenset({12, 13, 14})
+
+
+class _Waiter:
+    """A helper thread that waits for one send or receive at a time."""
+
+    def __init__(self, wait: Callable[..., bool]) -> None:
+        self._wait = wait
+        self._jobs: queue.SimpleQueue[tuple[Any, threading.Event, list[Any]]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, work: Any) -> tuple[threading.Event, list[Any]]:
+        """Begin to wait for `work`; the event is set when it ended, the list then holds its result or exception."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="tft-p2p-wait", daemon=True)
+            self._thread.start()
+        done, result = threading.Event(), []  # type: tuple[threading.Event, list[Any]]
+        self._jobs.put((work, done, result))
+        return done, result
+
+    def _run(self) -> None:
+        while True:
+            work, done, result = self._jobs.get()
+            try:
+                result.append(self._wait(work))
+            except BaseException as error:
+                result.append(error)
+            done.set()
+
+
+class InterruptibleWaits:
+    """Makes every `Work.wait` of one thread end with `Interrupted` once the flag is raised.
+
+    Args:
+        flag: looked at before and during each wait.
+        board: is told when the thread waits for other ranks.
+    """
+
+    def __init__(self, flag: StopFlag, board: ProgressBoard) -> None:
+        self._board = board
+        self._flag = flag
+        self._thread = threading.get_ident()
+        self._original: Callable[..., bool] | None = None
+        self._waiter: _Waiter | None = None
+        self._p2p = _point_to_point_codes()
+
+    def install(self) -> None:
+        """Wrap `torch.distributed.Work.wait`; the calling thread is the one that can be interrupted."""
+        if self._original is not None:
+            return
+        original = dist.Work.wait
+        self._original = original
+        self._thread = threading.get_ident()
+        self._waiter = _Waiter(original)
+
+        def wait(work: Any, *args: Any, **kwargs: Any) -> bool:
+            if threading.get_ident() != self._thread:
+                return bool(original(work, *args, **kwargs))
+            if args or kwargs:
+                # The caller wants a time-out of its own: keep its meaning, only refuse to begin when stopping.
+                self._flag.check()
+                with self._board.in_collective():
+                    return bool(original(work, *args, **kwargs))
+            return self._wait(work, original)
+
+        setattr(wait, _ORIGINAL, original)
+        dist.Work.wait = wait
+
+    def uninstall(self) -> None:
+        """Put the original back."""
+        if self._original is not None:
+            dist.Work.wait = self._original
+            self._original = None
+
+    def _wait(self, work: Any, original: Callable[..., bool]) -> bool:
+        self._flag.check()
+        with self._board.in_collective():
+            if work._get_op_type() in self._p2p:
+                return self._wait_on_helper(work)
+            return self._wait_in_slices(work, original)
+
+    def _wait_in_slices(self, work: Any, original: Callable[..., bool]) -> bool:
+        slice_time = timedelta(seconds=_SLICE_SECONDS)
+        while True:
+            try:
+                return bool(original(work, slice_time))
+            except RuntimeError:
+                # A time-out leaves the work incomplete; a real failure completes it with an exception.
+                if work.is_completed():
+                    raise
+            self._flag.check()
+
+    def _wait_on_helper(self, work: Any) -> bool:
+        assert self._waiter is not None
+        done, result = self._waiter.submit(work)
+        while not done.wait(_SLICE_SECONDS):
+            if self._flag.stopping:
+                # The helper stays blocked on the dead connection; the next wait gets a new one.
+                assert self._original is not None
+                self._waiter = _Waiter(self._original)
+                self._flag.check()
+        outcome = result[0]
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return bool(outcome)

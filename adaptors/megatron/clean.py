@@ -1,0 +1,22 @@
+"""Phase clean: after the main thread has left training, make this rank's own state consistent at the target step."""
+
+from __future__ import annotations
+
+from mindio_tft_patch.adaptors.device.interface import Device
+from mindio_tft_patch.adaptors.megatron.gate import CommitGate
+
+from mindio_tft_patch.processor.handlers import Outcome
+from mindio_tft_patch.protocol.messages import Plan
+
+
+def clean(plan: Plan, *, device: Device, gate: CommitGate) -> Outcome:
+    """Bring the optimizer state of this rank to `plan.target_step` without any other rank.
+
+    Raises:
+        RecoveryError: the target step cannot be reached here.
+    """
+    device.clean()
+    gate.finish(plan.target_step)
+    gate.abandon()
+    device.synchronize()
+    return Outcome()

@@ -1,0 +1,44 @@
+"""Puts the plugin into a Megatron process: check the version, apply the table of patches."""
+
+from __future__ import annotations
+
+import logging
+
+from mindio_tft_patch.adaptors.megatron import versions
+from mindio_tft_patch.adaptors.megatron.patches import table
+from mindio_tft_patch.adaptors.megatron.session import Session
+
+from mindio_tft_patch.config import Config
+from mindio_tft_patch.patching import PatchManager
+
+log = logging.getLogger("mindio_tft_patch.install")
+
+
+class Installation:
+    """A patched Megatron. One per process, because patches change modules."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.session = Session(config)
+        self.manager = PatchManager()
+
+    def apply(self) -> None:
+        """Patch Megatron.
+
+        Raises:
+            UnsupportedError: no Megatron that we serve is installed.
+            PatchError: a function that we wrap has moved or changed.
+        """
+        version = versions.installed()
+        self.manager.apply(table(self.session, self._check_reached), version.core)
+        for warning in self.config.warnings:
+            log.warning(warning)
+
+    def _check_reached(self) -> None:
+        """After the first iteration: a mandatory patch that was never called means that protection has a hole."""
+        for patch in self.manager.unreached():
+            log.error("%s was never called in the first iteration; without it: %s is missing", patch.target, patch.why)
+
+    def revert(self) -> None:
+        """Put Megatron back as it was."""
+        self.manager.revert()

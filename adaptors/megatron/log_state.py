@@ -1,0 +1,71 @@
+"""Keeps Megatron's training log the same across a dump and a restart.
+
+Megatron averages the losses of `--log-interval` iterations in a dictionary that no checkpoint holds, and newer releases
+also log the first iteration after every start and then average it into the next line. So the log of a resumed job
+differs from that of an unbroken one although training is equal. A small JSON file beside the dump holds the sums; a
+resumed job takes them up. Megatron itself ignores the file.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+log = logging.getLogger("mindio_tft_patch.megatron")
+
+FILE_NAME = "tft_log_state.json"
+
+
+class LogState:
+    """The running sums of one rank's training log."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Any] = {}
+        self._carried: dict[str, Any] | None = None
+        self._resumed = False
+
+    def resume(self, iteration: int, directory: Path | None, log_interval: int) -> None:
+        """A job starts at `iteration`, which it loaded from `directory`; it logs every `log_interval` iterations."""
+        self._resumed = iteration > 0
+        if not self._resumed or directory is None:
+            return
+        try:
+            content = json.loads((directory / FILE_NAME).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            # An ordinary checkpoint: nothing is carried over, except that at the end of an interval nothing had to be.
+            self._carried = {} if iteration % log_interval == 0 else None
+            return
+        except (OSError, ValueError) as error:
+            log.warning("%s cannot be read (%s); the first averages of the log start anew", FILE_NAME, error)
+            return
+        if content.get("iteration") == iteration:
+            self._carried = content["sums"]
+
+    def around_training_log(self, wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Wrapper of training_log(loss_dict, total_loss_dict, ...)."""
+        self._sums = args[1]
+        if self._resumed and self._carried is not None:
+            self._sums.update({name: _revived(value) for name, value in self._carried.items()})
+            if kwargs.get("is_first_iteration"):
+                kwargs = {**kwargs, "is_first_iteration": False}
+        self._resumed, self._carried = False, None
+        return wrapped(*args, **kwargs)
+
+    def content(self, iteration: int) -> bytes:
+        """The file for a checkpoint of `iteration`. Floats of float32 survive JSON exactly."""
+        sums = {name: _plain(value) for name, value in self._sums.items()}
+        return json.dumps({"iteration": iteration, "sums": sums}).encode()
+
+
+def _plain(value: Any) -> Any:
+    return {"float32": value.detach().float().tolist()} if isinstance(value, torch.Tensor) else value
+
+
+def _revived(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return torch.tensor(value["float32"], dtype=torch.float32, device="cuda")

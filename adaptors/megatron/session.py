@@ -1,0 +1,175 @@
+"""One rank under protection: control plane, device, gate and guard, put together (adaptation point 1)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+from mindio_tft_patch.adaptors.device.interface import Device, select_device
+from mindio_tft_patch.adaptors.job_store import open_job_store
+from mindio_tft_patch.adaptors.megatron.gate import CommitGate
+from mindio_tft_patch.adaptors.megatron.handlers import MegatronHandlers, Training
+from mindio_tft_patch.adaptors.megatron.log_state import LogState
+from mindio_tft_patch.adaptors.megatron.train_state import TrainState
+
+from mindio_tft_patch import logs
+from mindio_tft_patch.config import Config
+from mindio_tft_patch.controller.server import ControllerServer
+from mindio_tft_patch.processor.client import Client
+from mindio_tft_patch.processor.detect import Detector
+from mindio_tft_patch.processor.guard import EXIT_CODE, Guard
+from mindio_tft_patch.processor.progress import ProgressBoard
+from mindio_tft_patch.protocol import endpoint
+from mindio_tft_patch.protocol.messages import CommitState, Ready
+from mindio_tft_patch.protocol.phases import Activity, FaultKind
+
+log = logging.getLogger("mindio_tft_patch.session")
+
+_LEAVE_SECONDS = 15.0  # for user code's own clean-up after the controller has ended the job
+
+
+class Session:
+    """Protection of one training process. Created by install; started when Megatron initialises communication."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.board = ProgressBoard()
+        self.detector = Detector()
+        self.log_state = LogState()
+        self.gate = CommitGate(self.board, barrier=self._barrier, next_step=self._next_step, record=self._commit)
+        self._device: Device | None = None
+        self._handlers: MegatronHandlers | None = None
+        self._client: Client | None = None
+        self._server: ControllerServer | None = None
+        self._guard: Guard | None = None
+        self._gate_group: Any = None
+        self._args: Any = None
+
+    @property
+    def guard(self) -> Guard | None:
+        """The loop around train(); None before start()."""
+        return self._guard
+
+    @property
+    def training(self) -> Training | None:
+        """The objects of the running train(); None before it."""
+        return None if self._handlers is None else self._handlers.training
+
+    def start(self, args: Any) -> None:
+        """Connect to the controller (and run it, on rank 0 of a plain torchrun job) before communication begins.
+
+        Raises:
+            ControlError: the port is in use, or the controller cannot be reached.
+        """
+        config = self.config
+        logs.configure(config, role="processor", rank=config.rank)
+        self._args = args
+        self._device = select_device(config, self.board)
+        self._handlers = MegatronHandlers(
+            board=self.board,
+            device=self._device,
+            gate=self.gate,
+            log_state=self.log_state,
+            attempt=lambda: 0 if self._client is None else self._client.attempt,
+            dump_seconds=config.dump_timeout_seconds,
+        )
+        store = open_job_store(config)
+        if config.rank == 0 and not config.controller_external:
+            self._server = ControllerServer(config, config.world_size)
+            endpoint.publish(store, self._server.start())
+        self._client = Client(
+            config,
+            endpoint.fetch(store),
+            self.board,
+            rank=config.rank,
+            world_size=config.world_size,
+            on_stop=self._handlers.stop,
+        )
+        self._client.start()
+        self._guard = Guard(
+            self._client,
+            self._handlers,
+            self.board,
+            patience_seconds=config.dump_timeout_seconds,
+            detector=self.detector,
+            on_exit=self._on_exit,
+        )
+        self._device.install()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def ready(self, args: Any, model: list[Any], optimizer: Any, scheduler: Any) -> None:
+        """train() is about to begin: from here on this rank can be recovered."""
+        assert self._handlers is not None and self._client is not None and self._device is not None
+        self._args = args
+        state = TrainState(args, model, optimizer, scheduler, args.iteration)
+        self._handlers.training = Training(args, model, optimizer, scheduler, state)
+        self._gate_group = self._device.gate_group()
+        self.board.set_commit(CommitState(step=args.iteration))
+        self._client.ready(
+            Ready(
+                rank=self.config.rank,
+                start_step=args.iteration,
+                replica_sets=self._handlers.replica_sets(),
+                strategies=self._handlers.strategies(),
+            )
+        )
+
+    def finish(self) -> None:
+        """Training ended in good order: whatever happens to this process from now on is no fault."""
+        if self._client is None:
+            return
+        self.board.enter(Activity.FINISHED)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._client.finished()
+        self._client.close()
+        self._close_server()
+
+    def _close_server(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _barrier(self) -> None:
+        import torch.distributed as dist
+
+        assert self._device is not None
+        self._device.synchronize()
+        with self.board.in_collective():
+            dist.barrier(group=self._gate_group)
+
+    def _next_step(self) -> int:
+        return int(self._args.curr_iteration) + 1
+
+    def _commit(self, step: int, skipped: bool) -> None:
+        training = self.training
+        if training is not None:
+            training.state.commit(step, skipped)
+
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        if self._client is None or self.training is None or self.board.activity is Activity.RECOVERY:
+            # Nothing to save yet; or being saved already, and whoever asks again means it when the work is over.
+            if self.board.activity is not Activity.RECOVERY:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                os.kill(os.getpid(), signal.SIGTERM)
+            return
+        # A handler runs between two bytecodes of the main thread, which may hold the lock that a report needs.
+        threading.Thread(
+            target=self._client.report, args=(FaultKind.TERMINATED, "SIGTERM"), name="tft-sigterm", daemon=True
+        ).start()
+
+    def _on_exit(self, reason: str, checkpoint: str) -> None:
+        """The controller has ended the job: let user code clean up, but not forever on broken communication."""
+
+        def leave() -> None:
+            time.sleep(_LEAVE_SECONDS)
+            log.warning("clean-up took more than %g s; ending the process", _LEAVE_SECONDS)
+            os._exit(EXIT_CODE)
+
+        threading.Thread(target=leave, name="tft-leave", daemon=True).start()
+        self._close_server()

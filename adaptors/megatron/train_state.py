@@ -1,0 +1,177 @@
+"""Everything of a step that is not model or optimizer state, and how it comes back (adaptation point 11).
+
+A `StepRecord` is taken at the commit of each step: what a checkpoint of that step, written by Megatron after the
+iteration, would contain. Megatron advances the scheduler and the sample counters only after the optimizer, so the
+record holds the values *after* they have been advanced; `restore` then works at any moment around the commit.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """State of one completed step.
+
+    step: number of completed iterations.
+    scheduler_steps: samples seen by the learning-rate scheduler.
+    scalers: state of each optimizer's loss scaler, in the order of the chain; None where there is none.
+    rng: generator states by name.
+    buffers: persistent model buffers that are not parameters (router biases and the like), by chunk and name.
+    floating_point_operations: Megatron's running total.
+    """
+
+    step: int
+    consumed_train_samples: int
+    skipped_train_samples: int
+    consumed_valid_samples: int
+    scheduler_steps: int
+    scalers: tuple[Any, ...] = ()
+    rng: dict[str, Any] = field(default_factory=dict)
+    buffers: tuple[dict[str, torch.Tensor], ...] = ()
+    floating_point_operations: float = 0.0
+
+
+def leaf_optimizers(optimizer: Any) -> list[Any]:
+    """The optimizers of a chain, or the optimizer itself."""
+    chained = getattr(optimizer, "chained_optimizers", None)
+    if chained is None:
+        return [optimizer]
+    return [leaf for inner in chained for leaf in leaf_optimizers(inner)]
+
+
+def rng_states() -> dict[str, Any]:
+    """States of the generators that Megatron saves: python, numpy, torch, device, model-parallel tracker."""
+    from megatron.core import tensor_parallel
+
+    tracker = tensor_parallel.get_cuda_rng_tracker().get_states()
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+        "device": torch.cuda.get_rng_state(),
+        "tracker": {name: state.clone() if hasattr(state, "clone") else state for name, state in tracker.items()},
+    }
+
+
+def set_rng_states(states: dict[str, Any]) -> None:
+    """Put the generators back to `rng_states()`."""
+    from megatron.core import tensor_parallel
+
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.set_rng_state(states["torch"])
+    torch.cuda.set_rng_state(states["device"])
+    tensor_parallel.get_cuda_rng_tracker().set_states(dict(states["tracker"]))
+
+
+def _persistent_buffers(chunk: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
+    for prefix, module in chunk.named_modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}", buffer
+
+
+def buffers_of(model: list[torch.nn.Module]) -> tuple[dict[str, torch.Tensor], ...]:
+    """Copies of the persistent buffers of each model chunk; for most models there are none."""
+    return tuple({name: buffer.detach().clone() for name, buffer in _persistent_buffers(chunk)} for chunk in model)
+
+
+def samples_per_iteration(args: Any) -> int:
+    """Samples of the current iteration over all data-parallel ranks."""
+    from megatron.core import parallel_state
+    from megatron.core.num_microbatches_calculator import get_num_microbatches
+
+    return int(parallel_state.get_data_parallel_world_size() * args.micro_batch_size * get_num_microbatches())
+
+
+def _skipped_samples() -> int:
+    from megatron.core import num_microbatches_calculator as calculator
+
+    return int(calculator.get_current_global_batch_size() - calculator.get_current_running_global_batch_size())
+
+
+def _scaler_states(optimizer: Any) -> tuple[Any, ...]:
+    scalers = (getattr(leaf, "grad_scaler", None) for leaf in leaf_optimizers(optimizer))
+    return tuple(None if scaler is None else copy.deepcopy(scaler.state_dict()) for scaler in scalers)
+
+
+class TrainState:
+    """Keeps the record of the last completed step of one rank.
+
+    Args:
+        args: Megatron's global arguments.
+        model: model chunks.
+        optimizer: Megatron optimizer (chained or not).
+        scheduler: Megatron's OptimizerParamScheduler.
+        iteration: completed iterations at the start of train().
+    """
+
+    def __init__(self, args: Any, model: list[Any], optimizer: Any, scheduler: Any, iteration: int) -> None:
+        self._args = args
+        self._model = model
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+        self.record = StepRecord(
+            step=iteration,
+            consumed_train_samples=args.consumed_train_samples,
+            skipped_train_samples=args.skipped_train_samples,
+            consumed_valid_samples=args.consumed_valid_samples,
+            scheduler_steps=scheduler.num_steps,
+            scalers=_scaler_states(optimizer),
+            rng=rng_states(),
+            buffers=buffers_of(model),
+            floating_point_operations=getattr(args, "num_floating_point_operations_so_far", 0),
+        )
+
+    def commit(self, step: int, skipped: bool) -> None:
+        """Record the step whose local update has just been completed (or skipped)."""
+        from megatron.training import training
+
+        args, last = self._args, self.record
+        samples = samples_per_iteration(args)
+        operations = training.num_floating_point_operations(args, samples)
+        self.record = StepRecord(
+            step=step,
+            consumed_train_samples=args.consumed_train_samples + samples,
+            skipped_train_samples=args.skipped_train_samples + _skipped_samples(),
+            consumed_valid_samples=args.consumed_valid_samples,
+            scheduler_steps=self._scheduler.num_steps + (0 if skipped else samples),
+            scalers=_scaler_states(self._optimizer),
+            rng=rng_states(),
+            buffers=buffers_of(self._model),
+            floating_point_operations=last.floating_point_operations + operations,
+        )
+
+    def before_step(self) -> None:
+        """Take what logging, evaluation and saving have changed since the commit into the record."""
+        self.record = replace(self.record, rng=rng_states(), consumed_valid_samples=self._args.consumed_valid_samples)
+
+    def evaluation_counts(self, consumed_valid_samples: int) -> None:
+        """An evaluation ended, or was interrupted and counts as done: its samples are not used again."""
+        self.record = replace(self.record, consumed_valid_samples=consumed_valid_samples)
+
+    def restore(self) -> StepRecord:
+        """Bring scheduler, counters, scaler, generators and buffers to the last completed step."""
+        record, args = self.record, self._args
+        args.consumed_train_samples = record.consumed_train_samples
+        args.skipped_train_samples = record.skipped_train_samples
+        args.consumed_valid_samples = record.consumed_valid_samples
+        self._scheduler.num_steps = record.scheduler_steps
+        self._scheduler.step(increment=0)  # sets learning rate and weight decay of every parameter group
+        for leaf, state in zip(leaf_optimizers(self._optimizer), record.scalers, strict=True):
+            if state is not None:
+                leaf.grad_scaler.load_state_dict(copy.deepcopy(state))
+        for chunk, saved in zip(self._model, record.buffers, strict=True):
+            for name, buffer in _persistent_buffers(chunk):
+                buffer.data.copy_(saved[name])
+        set_rng_states(record.rng)
+        return record

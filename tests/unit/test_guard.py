@@ -1,0 +1,152 @@
+"""The guard: what a rank does between a fault and going on or leaving."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mindio_tft_patch.errors import Interrupted
+from mindio_tft_patch.processor.guard import EXIT_CODE, Guard
+from mindio_tft_patch.processor.handlers import Outcome
+from mindio_tft_patch.processor.progress import ProgressBoard
+from mindio_tft_patch.protocol.messages import CommitState, Do, Plan
+from mindio_tft_patch.protocol.phases import Activity, FaultKind, Phase, Strategy
+
+PLAN = Plan(strategy=Strategy.DUMP, reason="rank 1 died", target_step=3, detail="/ckpt/iter_0000003")
+
+
+class ScriptedChannel:
+    connected = True
+
+    def __init__(self, *phases: Phase) -> None:
+        self.commands = [Do(attempt=1, phase=phase, plan=PLAN) for phase in phases]
+        self.said: list[Any] = []
+
+    def report(self, kind: FaultKind, detail: str) -> None:
+        self.said.append(("report", kind, detail))
+
+    def next_command(self, timeout_seconds: float) -> Do | None:
+        return self.commands.pop(0) if self.commands else None
+
+    def done(self, do: Do, commit: CommitState | None, outcome: Outcome, seconds: float) -> None:
+        self.said.append(("done", do.phase))
+
+    def failed(self, do: Do, reason: str) -> None:
+        self.said.append(("failed", do.phase, reason))
+
+
+class Recorder:
+    """Handlers that note what they were asked for; `broken` phases raise."""
+
+    def __init__(self, *broken: str) -> None:
+        self.calls: list[str] = []
+        self.broken = broken
+
+    def commit_state(self) -> CommitState:
+        return CommitState(step=3)
+
+    def __getattr__(self, name: str) -> Any:
+        def phase(*args: Any) -> Outcome:
+            self.calls.append(name)
+            if name in self.broken:
+                raise OSError("No space left on device")
+            return Outcome()
+
+        return phase
+
+
+def guard(channel: ScriptedChannel, handlers: Recorder, **options: Any) -> Guard:
+    ticks = iter(range(10**6))
+    return Guard(
+        channel,
+        handlers,  # type: ignore[arg-type]
+        ProgressBoard(clock=lambda: 0.0),
+        patience_seconds=5,
+        clock=lambda: float(next(ticks)),
+        **options,
+    )
+
+
+def failing(*errors: BaseException) -> Any:
+    left = list(errors)
+
+    def body() -> str:
+        if left:
+            raise left.pop(0)
+        return "trained"
+
+    return body
+
+
+def test_a_body_that_returns_needs_no_controller() -> None:
+    channel = ScriptedChannel()
+    assert guard(channel, Recorder()).run(failing()) == "trained"
+    assert channel.said == []
+
+
+def test_a_fault_is_reported_and_the_controllers_phases_run_in_its_order() -> None:
+    channel, handlers = ScriptedChannel(Phase.STOP, Phase.CLEAN, Phase.DUMP, Phase.EXIT), Recorder()
+    left: list[tuple[str, str]] = []
+    with pytest.raises(SystemExit) as exit_info:
+        guard(channel, handlers, on_exit=lambda *what: left.append(what)).run(failing(ValueError("bad batch")))
+    assert exit_info.value.code == EXIT_CODE
+    assert channel.said[0] == ("report", FaultKind.EXCEPTION, "ValueError: bad batch (while in setup)")
+    assert handlers.calls == ["arrived", "clean", "dump"]
+    assert [word[1] for word in channel.said[1:]] == [Phase.STOP, Phase.CLEAN, Phase.DUMP, Phase.EXIT]
+    assert left == [("rank 1 died", "/ckpt/iter_0000003")]
+
+
+def test_an_interrupted_rank_reports_nothing_of_its_own() -> None:
+    channel = ScriptedChannel(Phase.STOP, Phase.EXIT)
+    with pytest.raises(SystemExit):
+        guard(channel, Recorder()).run(failing(Interrupted()))
+    assert [word[0] for word in channel.said] == ["done", "done"]
+
+
+def test_resume_calls_the_body_again() -> None:
+    channel, handlers = ScriptedChannel(Phase.STOP, Phase.CLEAN, Phase.ROLLBACK, Phase.RESUME), Recorder()
+    assert guard(channel, handlers).run(failing(Interrupted())) == "trained"
+    assert handlers.calls == ["arrived", "clean", "rollback", "resume"]
+
+
+def test_a_phase_that_fails_is_reported_and_the_next_attempt_obeyed() -> None:
+    channel = ScriptedChannel(Phase.STOP, Phase.CLEAN, Phase.DUMP, Phase.EXIT)
+    with pytest.raises(SystemExit):
+        guard(channel, Recorder("dump")).run(failing(Interrupted()))
+    assert ("failed", Phase.DUMP, "OSError: No space left on device") in channel.said
+
+
+def test_without_any_command_the_original_error_comes_through() -> None:
+    with pytest.raises(ValueError, match="bad batch"):
+        guard(ScriptedChannel(), Recorder()).run(failing(ValueError("bad batch")))
+
+
+def test_a_user_exit_is_left_alone() -> None:
+    channel = ScriptedChannel()
+    with pytest.raises(SystemExit) as exit_info:
+        guard(channel, Recorder()).run(failing(SystemExit(0)))
+    assert exit_info.value.code == 0
+    assert channel.said == []
+
+
+def test_last_resort_never_returns_even_when_the_others_go_on() -> None:
+    channel = ScriptedChannel(Phase.STOP, Phase.RESUME)
+    with pytest.raises(ValueError, match="evaluation"):
+        guard(channel, Recorder()).last_resort(ValueError("evaluation"))
+
+
+def test_the_board_says_recovery_while_in_the_guard() -> None:
+    seen: list[Activity] = []
+    channel = ScriptedChannel(Phase.STOP, Phase.EXIT)
+    board = ProgressBoard(clock=lambda: 0.0)
+    protected = Guard(
+        channel,
+        Recorder(),  # type: ignore[arg-type]
+        board,
+        patience_seconds=5,
+        on_exit=lambda *_: seen.append(board.activity),
+    )
+    with pytest.raises(SystemExit):
+        protected.run(failing(Interrupted()))
+    assert seen == [Activity.RECOVERY]

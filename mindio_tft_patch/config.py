@@ -70,10 +70,12 @@ class Config:
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
+    local_world_size: int = 0  # 0: not known
     master_address: str = "127.0.0.1"
     master_port: int = 29500
     controller_external: bool = False
     agent_store: bool = False
+    restart_count: int = 0
     argv: tuple[str, ...] = field(default=(), repr=False)
     warnings: tuple[str, ...] = ()
 
@@ -218,10 +220,12 @@ def read_config(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
         rank=reader.integer("RANK", 0, 0, 10**6),
         world_size=reader.integer("WORLD_SIZE", 1, 1, 10**6),
         local_rank=reader.integer("LOCAL_RANK", 0, 0, 10**6),
+        local_world_size=reader.integer("LOCAL_WORLD_SIZE", 0, 0, 10**6),
         master_address=environ.get("MASTER_ADDR") or "127.0.0.1",
         master_port=reader.integer("MASTER_PORT", 29500, 1, 65535),
         controller_external=environ.get("TFT_CONTROLLER") == "agent" or bool(environ.get("MINDX_TASK_ID")),
         agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() in ("true", "1"),
+        restart_count=reader.integer("TORCHELASTIC_RESTART_COUNT", 0, 0, 10**6),
         argv=tuple(argv),
         warnings=tuple(reader.warnings),
     )

@@ -4,8 +4,9 @@ Megatron asks `torch.cuda` for devices, streams, generators and memory statistic
 'cuda'. The stand-in answers every such question with "one device, which is the CPU". It is for tests, for
 demonstrations and for trying out a fault without hardware; it never replaces a real accelerator.
 
-Three files: this one decides and installs, `cpu_torch.py` is the table of what stands in for what in torch,
-`cpu_megatron.py` holds the few corrections that Megatron itself needs once it is imported.
+This file decides and installs; `cpu_torch.py` is the table of what stands in for what in torch,
+`cpu_distributed.py` the little that gloo needs, and `cpu_megatron.py` the table of corrections that Megatron itself
+needs once it is imported.
 """
 
 from __future__ import annotations
@@ -86,9 +87,10 @@ def _install(registry: Registry) -> None:
     if "CUDA_DEVICE_MAX_CONNECTIONS" not in os.environ:
         registry.set_environment(os.environ, "CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
-    from mindio_tft_patch.adaptors.device import cpu_megatron, cpu_torch
+    from mindio_tft_patch.adaptors.device import cpu_distributed, cpu_megatron, cpu_torch
 
     cpu_torch.install(registry)
+    cpu_distributed.install(registry)
     cpu_megatron.install(registry)
     registry.rebind_importers(sys.modules, prefix="megatron")
 

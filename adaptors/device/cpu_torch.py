@@ -9,126 +9,33 @@ import contextlib
 import functools
 import os
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+
 from mindio_tft_patch.adaptors.device.cpu_registry import Registry
+from mindio_tft_patch.adaptors.device.cpu_streams import Device, Event, Stream
 
 CPU = torch.device("cpu")
 
-_FACTORIES = [
-    "arange",
-    "as_tensor",
-    "asarray",
-    "empty",
-    "empty_like",
-    "empty_strided",
-    "eye",
-    "full",
-    "full_like",
-    "linspace",
-    "logspace",
-    "normal",
-    "ones",
-    "ones_like",
-    "rand",
-    "rand_like",
-    "randint",
-    "randint_like",
-    "randn",
-    "randn_like",
-    "randperm",
-    "scalar_tensor",
-    "tensor",
-    "tril_indices",
-    "triu_indices",
-    "zeros",
-    "zeros_like",
-]
+# fmt: off
+_FACTORIES = (
+    "arange", "as_tensor", "asarray", "empty", "empty_like", "empty_strided", "eye", "full", "full_like", "linspace",
+    "logspace", "normal", "ones", "ones_like", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like",
+    "randperm", "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros", "zeros_like",
+)
+_ZERO_STATISTICS = (
+    "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "device_memory_used",
+    "utilization", "temperature", "power_draw", "clock_rate", "reset_peak_memory_stats",
+    "reset_max_memory_allocated", "reset_accumulated_memory_stats",
+)
+# fmt: on
 _TENSOR_FACTORIES = ["new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros"]
 # Tensor.type() of a CPU tensor is 'torch.FloatTensor'; Megatron sorts parameters by 'torch.cuda.FloatTensor'.
 _TENSOR_TYPES = ["Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool"]
-
-
-class Stream:
-    """A stream on which all work is finished as soon as it is issued."""
-
-    cuda_stream = 0
-    priority = 0
-    device = CPU
-
-    def __init__(self, *_args: object, **_kwargs: object) -> None: ...
-
-    @staticmethod
-    def priority_range() -> tuple[int, int]:
-        """Return least and greatest priority; there is one only."""
-        return (0, 0)
-
-    def record_event(self, event: Event | None = None) -> Event:
-        """Return an event that has happened."""
-        event = event or Event()
-        event.record(self)
-        return event
-
-    def query(self) -> bool:
-        """Return that all work is done."""
-        return True
-
-    def synchronize(self) -> None:
-        """Wait for nothing."""
-
-    def wait_event(self, event: object) -> None:
-        """Wait for nothing."""
-
-    def wait_stream(self, stream: object) -> None:
-        """Wait for nothing."""
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-class Event:
-    """An event; remembers when it was recorded so that elapsed times are real."""
-
-    def __init__(self, *_args: object, **_kwargs: object) -> None:
-        self._recorded_at = 0.0
-
-    def record(self, stream: object = None) -> None:
-        """Note the time."""
-        self._recorded_at = time.perf_counter()
-
-    def elapsed_time(self, end_event: Event) -> float:
-        """Return milliseconds between two recorded events."""
-        return (end_event._recorded_at - self._recorded_at) * 1000.0
-
-    def query(self) -> bool:
-        """Return that the event has happened."""
-        return True
-
-    def synchronize(self) -> None:
-        """Wait for nothing."""
-
-    def wait(self, stream: object = None) -> None:
-        """Wait for nothing."""
-
-
-class Device(contextlib.ContextDecorator):
-    """`torch.cuda.device(i)` and `device_of(tensor)`: a context that changes nothing."""
-
-    def __init__(self, *_args: object, **_kwargs: object) -> None: ...
-
-    def __enter__(self) -> Device:
-        return self
-
-    def __exit__(self, *_exc: object) -> None: ...
 
 
 class _Generators(tuple[torch.Generator, ...]):
@@ -218,26 +125,9 @@ def _install_cuda_module(registry: Registry) -> None:
         "manual_seed_all": _manual_seed,
         "seed": _returns(None),
         "seed_all": _returns(None),
-        # A lambda: Dynamo keeps a table of torch functions by identity and refuses one that it meets twice.
-        "initial_seed": lambda: generator.initial_seed(),
+        "initial_seed": _initial_seed,
     }
-    table |= dict.fromkeys(
-        [
-            "memory_allocated",
-            "max_memory_allocated",
-            "memory_reserved",
-            "max_memory_reserved",
-            "device_memory_used",
-            "utilization",
-            "temperature",
-            "power_draw",
-            "clock_rate",
-            "reset_peak_memory_stats",
-            "reset_max_memory_allocated",
-            "reset_accumulated_memory_stats",
-        ],
-        zero,
-    )
+    table |= dict.fromkeys(_ZERO_STATISTICS, zero)
     table |= {f"{kind}Tensor": getattr(torch, f"{kind}Tensor") for kind in _TENSOR_TYPES}
     for name, value in table.items():
         registry.set(torch.cuda, name, value)
@@ -303,8 +193,7 @@ def _install_tensor_methods(registry: Registry) -> None:
 
 
 def _install_around(registry: Registry) -> None:
-    """DataLoader, torch.compile and init_process_group."""
-    import torch.distributed
+    """DataLoader and torch.compile."""
     import torch.utils.data
 
     loader = torch.utils.data.DataLoader
@@ -314,6 +203,10 @@ def _install_around(registry: Registry) -> None:
     def init_loader(self: Any, *args: Any, **kwargs: Any) -> None:
         # Nothing to pin memory for, and torch warns at every loader that asks.
         kwargs.pop("pin_memory", None)
+        # A loader draws a seed at every iter(). On a GPU machine that leaves the device's generator alone, so that
+        # a resumed run draws the same dropout masks; here both are one, and the loader needs its own.
+        if kwargs.get("generator") is None:
+            kwargs["generator"] = torch.Generator().manual_seed(torch.initial_seed())
         make_loader(self, *args, **kwargs)
 
     registry.set(loader, "__init__", init_loader)
@@ -322,17 +215,6 @@ def _install_around(registry: Registry) -> None:
     if "torch._dynamo.config" in sys.modules:
         # Imported before us, so it missed the environment variable. It has no plain attributes to register.
         sys.modules["torch._dynamo.config"].disable = True  # type: ignore[attr-defined]
-
-    init_group = torch.distributed.init_process_group
-
-    @functools.wraps(init_group)
-    def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        # A group bound to a CUDA device would make the barrier look for that device.
-        kwargs.pop("device_id", None)
-        return init_group(*args, **kwargs)
-
-    for module in (torch.distributed, torch.distributed.distributed_c10d):
-        registry.set(module, "init_process_group", init_process_group)
 
 
 def _returns(value: object) -> Callable[..., Any]:
@@ -350,6 +232,11 @@ def _manual_seed(seed: int) -> None:
     torch.default_generator.manual_seed(int(seed))
 
 
+def _initial_seed() -> int:
+    """Return the seed. A function of ours: Dynamo refuses a function of torch that it meets under two names."""
+    return int(torch.default_generator.initial_seed())
+
+
 def _device_count() -> int:
     """Return the ranks of this node, so that each finds 'its' device."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -363,7 +250,7 @@ def _compile_nothing(model: Callable[..., Any] | None = None, **_kwargs: object)
 def _is_cuda(device: object) -> bool:
     """Return whether a device argument means CUDA: an index, 'cuda', 'cuda:1' or such a torch.device."""
     if isinstance(device, torch.device):
-        return device.type == "cuda"
+        return bool(device.type == "cuda")
     if isinstance(device, str):
         return device.partition(":")[0] == "cuda"
     return isinstance(device, int) and not isinstance(device, bool)

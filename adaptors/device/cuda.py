@@ -6,12 +6,16 @@ Never run on hardware by us; see docs/verified.md.
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from mindio_tft_patch.adaptors.device.host_wait import HostWait
 from mindio_tft_patch.adaptors.device.interface import host_group
 from mindio_tft_patch.adaptors.device.stop_flag import StopFlag
+from mindio_tft_patch.processor.progress import ProgressBoard
 
 log = logging.getLogger("mindio_tft_patch.device")
 
@@ -21,11 +25,13 @@ class CudaDevice:
 
     name = "cuda"
 
-    def __init__(self) -> None:
+    def __init__(self, board: ProgressBoard) -> None:
+        self._board = board
         self.flag = StopFlag()
 
     def install(self) -> None:
-        """Nothing: NCCL communicators can be aborted from any thread."""
+        """NCCL communicators can be aborted from any thread; only the wait of the main thread must be guessed."""
+        self._board.probe_with(HostWait(threading.get_ident()))
 
     def stop(self) -> None:
         """Abort every NCCL communicator of this process; the main thread's next synchronisation raises.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch.distributed as dist
+
 from mindio_tft_patch.adaptors.device.stop_flag import StopFlag
 from mindio_tft_patch.adaptors.device.waits import InterruptibleWaits
-
 from mindio_tft_patch.processor.progress import ProgressBoard
 
 

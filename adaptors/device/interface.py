@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+
 from mindio_tft_patch.adaptors.device.cpu import accelerator_present
 from mindio_tft_patch.adaptors.device.stop_flag import StopFlag
-
 from mindio_tft_patch.config import Config
 from mindio_tft_patch.errors import ConfigError
 from mindio_tft_patch.processor.progress import ProgressBoard
@@ -66,11 +66,11 @@ def select_device(config: Config, board: ProgressBoard) -> Device:
     if name == "npu":
         from mindio_tft_patch.adaptors.device.npu import NpuDevice
 
-        return NpuDevice(config.local_rank)
+        return NpuDevice(config.local_rank, board)
     if name == "cuda":
         from mindio_tft_patch.adaptors.device.cuda import CudaDevice
 
-        return CudaDevice()
+        return CudaDevice(board)
     from mindio_tft_patch.adaptors.device.gloo import GlooDevice
 
     return GlooDevice(board)

@@ -5,11 +5,15 @@ Written to the documentation and tested with a stand-in; never run on hardware b
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
+
+from mindio_tft_patch.adaptors.device.host_wait import HostWait
 from mindio_tft_patch.adaptors.device.interface import host_group
 from mindio_tft_patch.adaptors.device.stop_flag import StopFlag
+from mindio_tft_patch.processor.progress import ProgressBoard
 
 
 def _runtime() -> Any:
@@ -28,12 +32,14 @@ class NpuDevice:
 
     name = "npu"
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, board: ProgressBoard) -> None:
+        self._board = board
         self._index = index
         self.flag = StopFlag()
 
     def install(self) -> None:
-        """Nothing: the runtime can be stopped from any thread."""
+        """The runtime can be stopped from any thread; only the wait of the main thread must be guessed."""
+        self._board.probe_with(HostWait(threading.get_ident()))
 
     def stop(self) -> None:
         """The runtime ends running tasks and raises an error containing FORCE STOP in the main thread."""

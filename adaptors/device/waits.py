@@ -20,8 +20,8 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from mindio_tft_patch.adaptors.device.stop_flag import StopFlag
 
+from mindio_tft_patch.adaptors.device.stop_flag import StopFlag
 from mindio_tft_patch.processor.progress import ProgressBoard
 
 _SLICE_SECONDS = 0.1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from mindio_tft_patch.adaptors.device.interface import Device
 from mindio_tft_patch.adaptors.megatron.gate import CommitGate
-
 from mindio_tft_patch.processor.handlers import Outcome
 from mindio_tft_patch.protocol.messages import Plan
 

@@ -19,7 +19,6 @@ from collections.abc import Callable
 from typing import Any
 
 from mindio_tft_patch.adaptors.megatron.train_state import leaf_optimizers
-
 from mindio_tft_patch.errors import RecoveryError
 from mindio_tft_patch.processor.progress import ProgressBoard
 from mindio_tft_patch.protocol.messages import CommitState

@@ -15,7 +15,6 @@ from mindio_tft_patch.adaptors.megatron import clean, dump, groups
 from mindio_tft_patch.adaptors.megatron.gate import CommitGate
 from mindio_tft_patch.adaptors.megatron.log_state import LogState
 from mindio_tft_patch.adaptors.megatron.train_state import TrainState
-
 from mindio_tft_patch.errors import RecoveryError
 from mindio_tft_patch.processor.handlers import Outcome
 from mindio_tft_patch.processor.progress import ProgressBoard

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from mindio_tft_patch.adaptors.megatron.session import Session
-
 from mindio_tft_patch.processor.progress import ProgressBoard
 from mindio_tft_patch.protocol.phases import Activity
 

@@ -7,7 +7,6 @@ import logging
 from mindio_tft_patch.adaptors.megatron import versions
 from mindio_tft_patch.adaptors.megatron.patches import table
 from mindio_tft_patch.adaptors.megatron.session import Session
-
 from mindio_tft_patch.config import Config
 from mindio_tft_patch.patching import PatchManager
 

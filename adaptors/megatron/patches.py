@@ -11,7 +11,6 @@ from collections.abc import Callable
 from mindio_tft_patch.adaptors.megatron import arguments, replica, validate
 from mindio_tft_patch.adaptors.megatron.hooks import Hooks
 from mindio_tft_patch.adaptors.megatron.session import Session
-
 from mindio_tft_patch.patching import Patch
 
 _OPTIMIZERS = "megatron.core.optimizer.optimizer"

@@ -10,14 +10,13 @@ import time
 from types import FrameType
 from typing import Any
 
+from mindio_tft_patch import logs
 from mindio_tft_patch.adaptors.device.interface import Device, select_device
 from mindio_tft_patch.adaptors.job_store import open_job_store
 from mindio_tft_patch.adaptors.megatron.gate import CommitGate
 from mindio_tft_patch.adaptors.megatron.handlers import MegatronHandlers, Training
 from mindio_tft_patch.adaptors.megatron.log_state import LogState
 from mindio_tft_patch.adaptors.megatron.train_state import TrainState
-
-from mindio_tft_patch import logs
 from mindio_tft_patch.config import Config
 from mindio_tft_patch.controller.server import ControllerServer
 from mindio_tft_patch.processor.client import Client

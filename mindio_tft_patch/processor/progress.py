@@ -32,6 +32,8 @@ class ProgressBoard:
         self._step_began: float | None = None
         self._durations: deque[float] = deque(maxlen=32)
         self._listeners: list[Listener] = []
+        self._probe: Callable[[], bool] | None = None
+        self._probed_since: float | None = None
 
     @property
     def commit(self) -> CommitState:
@@ -80,6 +82,19 @@ class ProgressBoard:
         finally:
             self._collective_since = outer
 
+    def probe_with(self, probe: Callable[[], bool]) -> None:
+        """Ask `probe` at every snapshot whether the main thread waits, for devices where the wait is not marked."""
+        self._probe = probe
+
+    def _waiting_since(self, now: float) -> float | None:
+        if self._probe is None or self._collective_since is not None:
+            return self._collective_since
+        if not self._probe():
+            self._probed_since = None
+        elif self._probed_since is None:
+            self._probed_since = now
+        return self._probed_since
+
     def listen(self, listener: Listener) -> None:
         """Call `listener(moment, step)` at every moment; for fault injection and tests."""
         self._listeners.append(listener)
@@ -93,7 +108,7 @@ class ProgressBoard:
         """The state as reported in a heartbeat."""
         now = self._clock()
         activity, since = self._activity
-        waiting = self._collective_since
+        waiting = self._waiting_since(now)
         durations = tuple(self._durations)
         return Progress(
             commit=self._commit,

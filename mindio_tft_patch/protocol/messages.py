@@ -144,6 +144,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     attempt: int
     phase: Phase
     reason: str
+    collateral: bool = False  # only because another rank failed or is gone
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):

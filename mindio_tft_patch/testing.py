@@ -1,0 +1,215 @@
+"""Helpers for tests, shipped for those who write an adaptor: fakes, and a contract test of handlers.
+
+Nothing of the product imports this module.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from dataclasses import dataclass, field
+
+from mindio_tft_patch.errors import RecoveryError
+from mindio_tft_patch.processor.handlers import Handlers, Outcome
+from mindio_tft_patch.protocol.messages import (
+    CommitState,
+    Do,
+    DownMessage,
+    Plan,
+    ReplicaSet,
+    ShardSource,
+    UpMessage,
+    Welcome,
+)
+from mindio_tft_patch.protocol.phases import PATHS, Phase, Strategy
+
+
+class FakeClock:
+    """A clock that goes only when told to. Seconds."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        """The time."""
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
+
+class FakeStore:
+    """The job's store, in memory."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str, /) -> None:
+        """Store a value."""
+        self.values[key] = value.encode()
+
+    def get(self, key: str, /) -> bytes:
+        """Return a value."""
+        return self.values[key]
+
+
+class FakeChannel:
+    """A controller in memory: takes what a link sends, hands out what a test gives it. Welcomes on its own."""
+
+    def __init__(self, welcome: Welcome | None = None) -> None:
+        self.sent: list[UpMessage] = []
+        self.open = True
+        self.closed = False
+        self.trouble = "nobody is there"
+        self._inbox: queue.SimpleQueue[DownMessage | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        if welcome is not None:
+            self._inbox.put(welcome)
+
+    def send(self, message: UpMessage) -> bool:
+        """Take a message; refuses while `open` is False."""
+        if not self.open:
+            return False
+        with self._changed:
+            self.sent.append(message)
+            self._changed.notify_all()
+        return True
+
+    def receive(self, timeout_seconds: float) -> list[DownMessage]:
+        """What the test has given, waiting for the first."""
+        try:
+            message = self._inbox.get(timeout=timeout_seconds)
+        except queue.Empty:
+            return []
+        return [] if message is None else [message]
+
+    def give(self, message: DownMessage) -> None:
+        """Deliver a message to the link."""
+        self._inbox.put(message)
+
+    def wake(self) -> None:
+        """End a `receive`."""
+        self._inbox.put(None)
+
+    def close(self) -> None:
+        """Close."""
+        self.closed = True
+
+    def wait_for(self, kind: type[UpMessage], timeout_seconds: float = 5.0) -> UpMessage:
+        """The first message of a kind that was sent; waits for it.
+
+        Raises:
+            AssertionError: none came in time.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: any(isinstance(m, kind) for m in self.sent), timeout_seconds)
+        found = [message for message in self.sent if isinstance(message, kind)]
+        assert found, f"no {kind.__name__} was sent within {timeout_seconds} s"
+        return found[0]
+
+
+@dataclass
+class FakeHandlers:
+    """Handlers that note what they were asked to do.
+
+    Attributes:
+        called: names of the phases, in order.
+        failing: phases that raise RecoveryError.
+        commit: what commit_state returns.
+    """
+
+    sets: tuple[ReplicaSet, ...] = (ReplicaSet("dense", (0, 1)),)
+    offered: tuple[Strategy, ...] = (Strategy.DUMP,)
+    commit: CommitState = field(default_factory=lambda: CommitState(step=0))
+    failing: frozenset[Phase] = frozenset()
+    called: list[str] = field(default_factory=list)
+    checkpoint: str = "/checkpoints/iter_0000001"
+
+    def replica_sets(self) -> tuple[ReplicaSet, ...]:
+        """Replica sets of this rank."""
+        return self.sets
+
+    def strategies(self) -> tuple[Strategy, ...]:
+        """Strategies that are offered."""
+        return self.offered
+
+    def commit_state(self) -> CommitState:
+        """How far the state is."""
+        return self.commit
+
+    def stop(self) -> None:
+        """Note the call."""
+        self.called.append(Phase.STOP.value)
+
+    def clean(self, plan: Plan) -> Outcome:
+        """Note the call; complete a step that waits at the gate."""
+        outcome = self._carry_out(Phase.CLEAN)
+        if self.commit.at_gate == plan.target_step:
+            self.commit = CommitState(step=plan.target_step)
+        return outcome
+
+    def rebuild(self, plan: Plan) -> Outcome:
+        """Note the call."""
+        return self._carry_out(Phase.REBUILD)
+
+    def repair(self, plan: Plan) -> Outcome:
+        """Note the call."""
+        return self._carry_out(Phase.REPAIR)
+
+    def rollback(self, plan: Plan) -> Outcome:
+        """Note the call."""
+        return self._carry_out(Phase.ROLLBACK)
+
+    def resume(self, plan: Plan) -> Outcome:
+        """Note the call."""
+        return self._carry_out(Phase.RESUME)
+
+    def dump(self, plan: Plan) -> Outcome:
+        """Note the call."""
+        return self._carry_out(Phase.DUMP, self.checkpoint)
+
+    def _carry_out(self, phase: Phase, detail: str = "") -> Outcome:
+        self.called.append(phase.value)
+        if phase in self.failing:
+            raise RecoveryError(phase.value, "told to fail")
+        return Outcome(detail=detail)
+
+
+def check_handlers(handlers: Handlers, *, rank: int) -> None:
+    """Contract test of an adaptor's handlers that needs no fault: shapes and names, nothing is carried out.
+
+    Raises:
+        AssertionError: the handlers break the contract; says where.
+    """
+    # A phase is a method of the same name; exit is the guard's own.
+    for phase in Phase:
+        if phase is not Phase.EXIT:
+            assert callable(getattr(handlers, phase.value, None)), f"there is no method {phase.value}"
+    offered = handlers.strategies()
+    assert set(offered) <= set(PATHS), f"unknown strategies: {offered}"
+    for replica_set in handlers.replica_sets():
+        ranks = replica_set.ranks
+        assert list(ranks) == sorted(set(ranks)), f"{replica_set.name}: ranks are not ascending: {ranks}"
+        assert rank in ranks, f"{replica_set.name}: rank {rank} is not a member of its own replica set {ranks}"
+    commit = handlers.commit_state()
+    assert commit.step >= 0, f"commit_state: step {commit.step} is negative"
+    for name, step in (("at_gate", commit.at_gate), ("updating", commit.updating)):
+        assert step in (None, commit.step + 1), f"commit_state: {name} is {step}, but step is {commit.step}"
+    assert handlers.commit_state() == commit, "commit_state changes by being asked"
+
+
+def plan_for_tests(strategy: Strategy = Strategy.DUMP, *, target_step: int = 1, ranks: tuple[int, ...] = (0,)) -> Plan:
+    """A plan in which the first rank speaks for one replica set of all ranks."""
+    return Plan(
+        strategy=strategy,
+        reason="test",
+        target_step=target_step,
+        participants=ranks,
+        sources=(ShardSource(ReplicaSet("dense", ranks), ranks[0]),),
+    )
+
+
+def command(phase: Phase, attempt: int = 1, plan: Plan | None = None) -> Do:
+    """A command."""
+    return Do(attempt=attempt, phase=phase, plan=plan or plan_for_tests())

@@ -111,7 +111,7 @@ class Guard:
 
     def _recover(self, error: BaseException) -> None:
         """Obey the controller until it says resume (returns) or exit (raises)."""
-        before = self._board.activity
+        before = self._board.broken_in()
         self._board.enter(Activity.RECOVERY)
         if not isinstance(error, Interrupted):
             log.error("training raised %s", "".join(traceback.format_exception(error)).rstrip())

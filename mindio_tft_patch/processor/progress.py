@@ -27,6 +27,7 @@ class ProgressBoard:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._activity: tuple[Activity, float] = (Activity.SETUP, clock())
+        self._broken_in: Activity | None = None  # innermost doing() that an exception has left
         self._collective_since: float | None = None
         self._commit = CommitState(step=0)
         self._step_began: float | None = None
@@ -44,6 +45,11 @@ class ProgressBoard:
     def activity(self) -> Activity:
         """What the main thread is doing."""
         return self._activity[0]
+
+    def broken_in(self) -> Activity:
+        """What was being done when the last exception came; asking forgets it."""
+        activity, self._broken_in = self._broken_in or self.activity, None
+        return activity
 
     def set_commit(self, commit: CommitState) -> None:
         """Record the optimizer state; a completed step also ends the measurement of its duration."""
@@ -65,6 +71,9 @@ class ProgressBoard:
         self.enter(activity)
         try:
             yield
+        except BaseException:
+            self._broken_in = self._broken_in or activity
+            raise
         finally:
             # A long evaluation or save must not count as the duration of a step.
             if activity in (Activity.EVALUATE, Activity.SAVE):

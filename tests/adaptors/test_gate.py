@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="the gate lives in the Megatron adaptor")
-
 from mindio_tft_patch.adaptors.megatron.gate import CommitGate
 from mindio_tft_patch.errors import Interrupted, RecoveryError
 from mindio_tft_patch.processor.progress import ProgressBoard

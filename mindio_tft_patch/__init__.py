@@ -54,15 +54,15 @@ def activate(argv: Sequence[str] | None = None, environ: Mapping[str, str] | Non
     """
     argv = sys.argv[1:] if argv is None else argv
     environ = os.environ if environ is None else environ
-    config = process_config(environ, argv)
     program = _program()
+    if program in _OWN_TOOLS:
+        return  # their command line holds the flags of a training job that they start or look at, and may find wrong
+    config = process_config(environ, argv)
     if program in _TORCHRUN:
         from mindio_tft_patch.launch.patience import lengthen_patience
 
         lengthen_patience(config)
         return
-    if program in _OWN_TOOLS:
-        return  # their command line holds the flags of a training job that they start or look at
     if _cpu_may_stand_in(argv, environ):
         from mindio_tft_patch.adaptors.device import cpu
 

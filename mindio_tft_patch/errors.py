@@ -55,18 +55,20 @@ class RecoveryError(TftError):
     Args:
         phase: name of the phase (see protocol.phases).
         message: what failed and why.
+        collateral: only because another rank failed or is gone; this rank is not to be blamed.
     """
 
-    def __init__(self, phase: str, message: str) -> None:
+    def __init__(self, phase: str, message: str, *, collateral: bool = False) -> None:
         super().__init__(f"{phase}: {message}")
         self.phase = phase
+        self.collateral = collateral
 
 
 class DumpError(RecoveryError):
     """The dying-gasp checkpoint was not written; older checkpoints and the tracker are untouched."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__("dump", message)
+    def __init__(self, message: str, *, collateral: bool = False) -> None:
+        super().__init__("dump", message, collateral=collateral)
 
 
 class Interrupted(BaseException):

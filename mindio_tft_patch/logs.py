@@ -16,7 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,7 +119,8 @@ def reset() -> None:
     parent = logging.getLogger(ROOT)
     for handler in [handler for handler in parent.handlers if isinstance(handler, _Forgiving)]:
         parent.removeHandler(handler)
-        handler.close()
+        with suppress(OSError):  # a full disk shows again when the last lines are flushed
+            handler.close()
     parent.propagate = True
 
 

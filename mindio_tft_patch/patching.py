@@ -136,7 +136,7 @@ class PatchManager:
         records: list[_Record] = []
         plan: dict[tuple[int, int], tuple[Target, list[_Record]]] = {}
         for patch in patches:
-            record = _Record(patch, version_ok=_serves(patch.versions, version))
+            record = _Record(patch, version_ok=serves(patch.versions, version))
             target = self._find(record, problems)
             if target is not None:
                 mark = _marked(target.current, patch)
@@ -218,7 +218,16 @@ class PatchManager:
         return _marked(current, record.patch) is not None
 
 
-def _serves(versions: str, version: str) -> bool:
+def problems_of(patch: Patch) -> list[str]:
+    """Why a patch could not be applied to what is installed; empty: it could. Changes nothing."""
+    try:
+        return _parameter_problems(patch, resolve(patch.target).current)
+    except PatchError as problem:
+        return [str(problem)]
+
+
+def serves(versions: str, version: str) -> bool:
+    """Whether a framework version is in a PEP 440 specifier; an empty one holds all."""
     return not versions or SpecifierSet(versions).contains(version, prereleases=True)
 
 

@@ -121,16 +121,19 @@ def choose_target(roster: Roster) -> tuple[int | None, str]:
     if not commits:
         return None, "no rank answered with a usable state"
     lowest = min(commit.step for commit in commits.values())
-    passed = [rank for rank, commit in commits.items() if commit.step > lowest or commit.updating == lowest + 1]
-    if not passed:
-        reason = f"step {lowest}: no rank has passed the gate for step {lowest + 1}"
+    # The next step is lowest + 1 unless the framework left iterations out (bad data, --iterations-to-skip).
+    ahead = {rank: commit.updating or commit.step for rank, commit in commits.items()}
+    highest = max(ahead.values())
+    if highest == lowest:
+        reason = f"step {lowest}: no rank has passed the gate for a later step"
         sources, trouble = choose_sources(roster, lowest)
         return (lowest, reason) if sources is not None else (None, trouble)
-    sources, trouble = choose_sources(roster, lowest + 1)
+    passed = [rank for rank, step in ahead.items() if step == highest]
+    sources, trouble = choose_sources(roster, highest)
     if sources is not None:
-        return lowest + 1, f"step {lowest + 1}: {named(passed)} has passed the gate for it, so all complete it"
+        return highest, f"step {highest}: {named(passed)} has passed the gate for it, so all complete it"
     if choose_sources(roster, lowest)[0] is not None:
-        return lowest, f"step {lowest}, since step {lowest + 1} is not covered: {trouble}"
+        return lowest, f"step {lowest}, since step {highest} is not covered: {trouble}"
     return None, trouble
 
 
@@ -141,7 +144,7 @@ def reaches(state: RankState, target: int) -> bool:
         return False
     if commit.step == target:
         return commit.updating is None
-    return commit.step == target - 1 and target in (commit.at_gate, commit.updating)
+    return target in (commit.at_gate, commit.updating)
 
 
 def choose_sources(roster: Roster, target: int) -> tuple[tuple[ShardSource, ...] | None, str]:
@@ -249,7 +252,7 @@ def choose_strategy(
         why the rungs above do not fit.
     """
     situation = Situation(roster, faults, now)
-    happened = "; ".join(dict.fromkeys(str(fault) for fault in faults))
+    happened = "; ".join(dict.fromkeys(str(fault) for fault in root_causes(faults)))
     passed_over: list[str] = []
     for strategy in LADDER:
         misfit = "" if _offered(roster, strategy) else None
@@ -268,6 +271,12 @@ def choose_strategy(
         participants=tuple(state.rank for state in participants if not state.unfit),
     )
     return plan, reason
+
+
+def root_causes(faults: Sequence[Fault]) -> list[Fault]:
+    """Faults without those that only follow from another: what peers of a dead rank report is not worth a word."""
+    primary = [fault for fault in faults if fault.kind not in SECONDARY]
+    return primary or list(faults)
 
 
 def _offered(roster: Roster, strategy: Strategy) -> bool:

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn, Protocol, TypeVar
 
-from mindio_tft_patch.errors import Interrupted
+from mindio_tft_patch.errors import Interrupted, RecoveryError
 from mindio_tft_patch.processor.detect import Detector
 from mindio_tft_patch.processor.handlers import Handlers, Outcome
 from mindio_tft_patch.processor.progress import ProgressBoard
@@ -48,8 +48,8 @@ class Channel(Protocol):
         """A phase is complete."""
         ...
 
-    def failed(self, do: Do, reason: str) -> None:
-        """A phase failed."""
+    def failed(self, do: Do, reason: str, *, collateral: bool = False) -> None:
+        """A phase failed; collateral: only because of another rank."""
         ...
 
 
@@ -144,11 +144,12 @@ class Guard:
                 outcome = getattr(self._handlers, do.phase.value)(do.plan)
         except Exception as error:
             log.error("phase %s failed: %s", do.phase.value, "".join(traceback.format_exception(error)).rstrip())
-            self._channel.failed(do, self.detector.describe(error))
+            collateral = isinstance(error, RecoveryError) and error.collateral
+            self._channel.failed(do, self.detector.describe(error), collateral=collateral)
             return False
         except Interrupted:
             # A newer attempt stopped this phase; its commands are in the queue.
-            self._channel.failed(do, "interrupted by a newer attempt")
+            self._channel.failed(do, "interrupted by a newer attempt", collateral=True)
             return False
         seconds = self._clock() - began
         log.info("phase %s done in %.3f s", do.phase.value, seconds)

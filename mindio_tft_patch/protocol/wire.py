@@ -391,3 +391,8 @@ def descriptor_shortage(world_size: int) -> str | None:
         f"The controller may need {needed} open files for {world_size} ranks, but the limit is {limit}. "
         f"Raise it with `ulimit -n {needed}` before the start."
     )
+
+
+def curve_available() -> bool:
+    """Whether the installed libzmq can encrypt."""
+    return bool(zmq.has("curve"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mindio_tft_patch.errors import Interrupted
+from mindio_tft_patch.errors import DumpError, Interrupted
 from mindio_tft_patch.processor.guard import EXIT_CODE, Guard
 from mindio_tft_patch.processor.handlers import Outcome
 from mindio_tft_patch.processor.progress import ProgressBoard
@@ -32,8 +32,8 @@ class ScriptedChannel:
     def done(self, do: Do, commit: CommitState | None, outcome: Outcome, seconds: float) -> None:
         self.said.append(("done", do.phase))
 
-    def failed(self, do: Do, reason: str) -> None:
-        self.said.append(("failed", do.phase, reason))
+    def failed(self, do: Do, reason: str, *, collateral: bool = False) -> None:
+        self.said.append(("failed", do.phase, reason, collateral))
 
 
 class Recorder:
@@ -114,7 +114,16 @@ def test_a_phase_that_fails_is_reported_and_the_next_attempt_obeyed() -> None:
     channel = ScriptedChannel(Phase.STOP, Phase.CLEAN, Phase.DUMP, Phase.EXIT)
     with pytest.raises(SystemExit):
         guard(channel, Recorder("dump")).run(failing(Interrupted()))
-    assert ("failed", Phase.DUMP, "OSError: No space left on device") in channel.said
+    assert ("failed", Phase.DUMP, "OSError: No space left on device", False) in channel.said
+
+
+def test_a_rank_that_failed_because_of_another_says_so() -> None:
+    channel = ScriptedChannel(Phase.STOP, Phase.DUMP, Phase.EXIT)
+    handlers = Recorder()
+    handlers.dump = lambda plan: (_ for _ in ()).throw(DumpError("rank 2: disk full", collateral=True))  # type: ignore[attr-defined]
+    with pytest.raises(SystemExit):
+        guard(channel, handlers).run(failing(Interrupted()))
+    assert channel.said[1] == ("failed", Phase.DUMP, "DumpError: dump: rank 2: disk full", True)
 
 
 def test_without_any_command_the_original_error_comes_through() -> None:

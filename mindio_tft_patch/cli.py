@@ -1,0 +1,86 @@
+"""`mindio-tft`: looks at an installation (`patches`) and at a job before it starts (`doctor`).
+
+Exit codes: 0 all is well, 1 something will not hold, 2 wrong use of this command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mindio_tft_patch.config import read_config
+from mindio_tft_patch.errors import TftError
+
+_EXAMPLE = "mindio-tft doctor -- ttprun --nproc-per-node 4 pretrain_gpt.py --enable-high-availability ..."
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of `mindio-tft`."""
+    sys.exit(run(sys.argv[1:] if argv is None else argv, os.environ))
+
+
+def run(argv: Sequence[str], environ: os._Environ[str] | dict[str, str]) -> int:
+    """Run one subcommand; the exit code."""
+    # By hand: argparse would drop a "--" that belongs to the training command.
+    own = list(argv[: argv.index("--")] if "--" in argv else argv)
+    training = list(argv[argv.index("--") + 1 :] if "--" in argv else [])
+    parser = _parser()
+    options = parser.parse_args(own)
+    try:
+        if options.subcommand == "patches":
+            return _patches(options, environ)
+        if not training:
+            parser.error(f"the training command is missing; it follows after `--`: {_EXAMPLE}")
+        return _doctor(options, training, environ)
+    except TftError as problem:
+        print(f"mindio-tft: {problem}", file=sys.stderr)
+        return 1
+    except FileNotFoundError as problem:
+        print(f"mindio-tft: {problem}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mindio-tft", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="subcommand", required=True, metavar="COMMAND")
+    patches = commands.add_parser("patches", help="what is changed in the installed Megatron, and whether it fits")
+    patches.add_argument("--argv", default="", metavar="FLAGS", help="flags of the training job, in one word")
+    patches.add_argument("--log", type=Path, metavar="DIR", help="log folder of a job: shows what it reached")
+    doctor = commands.add_parser(
+        "doctor",
+        usage="mindio-tft doctor [--json] -- <the training command>",
+        help="says before a job starts whether it will hold, and what each fault will lead to",
+    )
+    for command in (patches, doctor):
+        command.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _patches(options: argparse.Namespace, environ: os._Environ[str] | dict[str, str]) -> int:
+    from mindio_tft_patch.adaptors.megatron import patch_report, patch_view
+
+    config = read_config(shlex.split(options.argv), environ)
+    with patch_view.quiet_import(environ):
+        report = patch_report.inspect_patches(config)
+    if options.log is not None:
+        report = patch_report.with_calls(report, options.log)
+    patch_view.show(report, as_json=options.json)
+    return 0 if report.holds else 1
+
+
+def _doctor(options: argparse.Namespace, training: list[str], environ: os._Environ[str] | dict[str, str]) -> int:
+    from mindio_tft_patch.adaptors.doctor import examine, view
+
+    report = examine.examine(training, environ)
+    view.show(report, as_json=options.json)
+    return 1 if report.errors else 0
+
+
+if __name__ == "__main__":
+    main()

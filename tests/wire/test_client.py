@@ -1,0 +1,122 @@
+"""The rank's end with a controller in memory; real threads, hence not among the unit tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from support.wire import eventually
+
+from mindio_tft_patch.config import Config
+from mindio_tft_patch.errors import ControlError
+from mindio_tft_patch.processor.client import Client
+from mindio_tft_patch.processor.handlers import Outcome
+from mindio_tft_patch.processor.progress import ProgressBoard
+from mindio_tft_patch.protocol.endpoint import Endpoint
+from mindio_tft_patch.protocol.messages import CommitState, Done, Failed, FaultReport, Heartbeat, Register, Welcome
+from mindio_tft_patch.protocol.phases import FaultKind, Phase
+from mindio_tft_patch.testing import FakeChannel, command
+
+CONFIG = Config(heartbeat_seconds=0.05, retry_times=1)
+
+
+class Rank:
+    def __init__(self) -> None:
+        self.channel = FakeChannel(Welcome(0, True))
+        self.stops = 0
+        self.board = ProgressBoard()
+        self.client = Client(
+            CONFIG,
+            Endpoint("nowhere", 1),
+            self.board,
+            rank=0,
+            world_size=2,
+            on_stop=self.stop,
+            connect=lambda endpoint: self.channel,
+        )
+
+    def stop(self) -> None:
+        self.stops += 1
+
+
+@pytest.fixture
+def rank() -> Iterator[Rank]:
+    made = Rank()
+    made.client.start()
+    yield made
+    made.client.close()
+    assert made.channel.closed
+
+
+def test_it_registers_and_beats(rank: Rank) -> None:
+    rank.board.set_commit(CommitState(3))
+    assert isinstance(rank.channel.sent[0], Register)
+    beat = rank.channel.wait_for(Heartbeat)
+    assert isinstance(beat, Heartbeat)
+    eventually(lambda: rank.channel.sent[-1].progress.commit.step == 3)  # type: ignore[union-attr]
+
+
+def test_stop_is_called_before_the_main_thread_sees_the_command(rank: Rank) -> None:
+    rank.channel.give(command(Phase.STOP))
+    do = rank.client.next_command(5.0)
+    assert do is not None and do.phase is Phase.STOP
+    assert rank.stops == 1
+    assert rank.client.attempt == 1
+
+
+def test_a_command_that_comes_twice_is_carried_out_once(rank: Rank) -> None:
+    rank.channel.give(command(Phase.STOP))
+    rank.channel.give(command(Phase.STOP))
+    assert rank.client.next_command(5.0) is not None
+    assert rank.client.next_command(0.2) is None
+    assert rank.stops == 1
+
+
+def test_commands_of_an_older_attempt_are_dropped(rank: Rank) -> None:
+    rank.channel.give(command(Phase.STOP, attempt=1))
+    rank.channel.give(command(Phase.CLEAN, attempt=1))
+    rank.channel.give(command(Phase.STOP, attempt=2))
+    rank.channel.give(command(Phase.CLEAN, attempt=1))
+    eventually(lambda: rank.stops == 2)
+    do = rank.client.next_command(5.0)
+    assert do is not None and (do.attempt, do.phase) == (2, Phase.STOP)
+    assert rank.client.next_command(0.2) is None
+
+
+def test_a_stop_that_raises_does_not_end_the_thread(rank: Rank, caplog: pytest.LogCaptureFixture) -> None:
+    rank.client._on_stop = lambda: 1 / 0  # type: ignore[assignment,return-value]
+    rank.channel.give(command(Phase.STOP))
+    assert rank.client.next_command(5.0) is not None
+    assert rank.client.connected
+
+
+def test_answers_and_reports_reach_the_controller(rank: Rank) -> None:
+    do = command(Phase.DUMP, attempt=4)
+    rank.client.done(do, CommitState(7), Outcome("/path", 9), 1.5)
+    assert rank.channel.wait_for(Done) == Done(0, 4, Phase.DUMP, CommitState(7), "/path", 1.5, 9)
+    rank.client.failed(do, "disk full", collateral=True)
+    assert rank.channel.wait_for(Failed) == Failed(0, 4, Phase.DUMP, "disk full", True)
+    rank.board.set_commit(CommitState(6))
+    rank.client.report(FaultKind.MEMORY, "bit")
+    assert rank.channel.wait_for(FaultReport) == FaultReport(0, FaultKind.MEMORY, "bit", 6)
+
+
+def test_what_cannot_be_sent_now_is_sent_later(rank: Rank) -> None:
+    rank.channel.open = False
+    rank.client.report(FaultKind.MEMORY, "bit")
+    rank.channel.open = True
+    rank.channel.wait_for(FaultReport)
+
+
+def test_a_refusal_is_an_error_with_the_reason() -> None:
+    made = Rank()
+    made.channel = FakeChannel(Welcome(0, False, "it is another job"))
+    with pytest.raises(ControlError, match="it is another job"):
+        made.client.start()
+
+
+def test_no_answer_is_an_error_that_says_what_was_seen() -> None:
+    made = Rank()
+    made.channel = FakeChannel()
+    with pytest.raises(ControlError, match=r"nobody is there.*TTP_ADDR"):
+        made.client.start()

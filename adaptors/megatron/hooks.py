@@ -103,7 +103,9 @@ class Hooks:
         """A periodic save: long without a step."""
         with self._board.doing(Activity.SAVE):
             self._board.moment("save")
-            return wrapped(*args, **kwargs)
+            result = wrapped(*args, **kwargs)
+            self._board.moment("save_end")
+            return result
 
 
 def _evaluation_samples(args: Any) -> int:

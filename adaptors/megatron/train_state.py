@@ -104,6 +104,22 @@ def _scaler_states(optimizer: Any) -> tuple[Any, ...]:
     return tuple(None if scaler is None else copy.deepcopy(scaler.state_dict()) for scaler in scalers)
 
 
+def _settle_rerun_machine(step: int) -> None:
+    """Put Megatron's rerun machine between two steps, of which `step` is the last completed one.
+
+    A fault inside a forward-backward pass leaves it in the middle of that pass. It is part of a checkpoint, and a job
+    that loaded it like that would take its first pass for done.
+    """
+    from megatron.core.rerun_state_machine import RerunState, get_rerun_state_machine
+
+    machine = get_rerun_state_machine()
+    machine.state = RerunState.NOT_RUNNING_YET
+    machine.current_iteration = step
+    machine.data_iterator_checkpoints = None
+    machine.rerun_requested = machine.checkpoint_requested = False
+    machine.restart_again_requested = machine.continue_requested = False
+
+
 class TrainState:
     """Keeps the record of the last completed step of one rank.
 
@@ -173,5 +189,6 @@ class TrainState:
         for chunk, saved in zip(self._model, record.buffers, strict=True):
             for name, buffer in _persistent_buffers(chunk):
                 buffer.data.copy_(saved[name])
+        _settle_rerun_machine(record.step)
         set_rng_states(record.rng)
         return record

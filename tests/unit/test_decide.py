@@ -154,6 +154,14 @@ def test_the_target_is_the_next_step_when_somebody_has_passed_the_gate() -> None
         assert "rank 3 has passed the gate" in reason
 
 
+def test_the_next_step_may_have_a_later_number_when_iterations_are_left_out() -> None:
+    roster = make()
+    at_gate = CommitState(5, at_gate=8)
+    commits(roster, r0=at_gate, r1=at_gate, r2=CommitState(8), r3=at_gate)
+    assert decide.choose_target(roster)[0] == 8
+    assert all(decide.reaches(roster.ranks[rank], 8) for rank in range(4))
+
+
 def test_a_half_done_update_after_a_fault_of_the_ranks_own_is_no_sign_that_the_gate_was_passed() -> None:
     roster = make()
     roster.faults.append(Fault(3, FaultKind.MEMORY, ""))

@@ -19,15 +19,13 @@ from typing import TYPE_CHECKING
 
 from mindio_tft_patch.config import Config, process_config
 from mindio_tft_patch.errors import ConfigError, PatchError, TftError, UnsupportedError
+from mindio_tft_patch.program import Program, program_of
 
 if TYPE_CHECKING:
     from mindio_tft_patch.adaptors.megatron.install import Installation
 
 __version__ = "0.1.0"
 __all__ = ["Config", "ConfigError", "PatchError", "TftError", "UnsupportedError", "activate", "installation"]
-
-_TORCHRUN = ("torchrun", "torch.distributed.run")
-_OWN_TOOLS = ("ttprun", "mindio_tft_patch.launch.ttprun", "mindio-tft", "mindio_tft_patch.cli")
 
 
 class _Process:
@@ -54,11 +52,11 @@ def activate(argv: Sequence[str] | None = None, environ: Mapping[str, str] | Non
     """
     argv = sys.argv[1:] if argv is None else argv
     environ = os.environ if environ is None else environ
-    program = _program()
-    if program in _OWN_TOOLS:
-        return  # their command line holds the flags of a training job that they start or look at, and may find wrong
+    program = program_of(sys.argv[0] if sys.argv else "", sys.modules, sys.orig_argv)
+    if program is Program.OWN_TOOL:
+        return  # what is wrong with the flags of its job is for the tool to say
     config = process_config(environ, argv)
-    if program in _TORCHRUN:
+    if program is Program.TORCHRUN:
         from mindio_tft_patch.launch.patience import lengthen_patience
 
         lengthen_patience(config)
@@ -78,16 +76,6 @@ def activate(argv: Sequence[str] | None = None, environ: Mapping[str, str] | Non
         from mindio_tft_patch.adaptors.megatron.arguments import add_flags_to_help
 
         add_flags_to_help()
-
-
-def _program() -> str:
-    """Name of the program or, under `python -m`, of the module that runs in this process."""
-    name = sys.argv[0] if sys.argv else ""
-    if name == "-m":  # what it is until the module has been found, which is when packages are imported
-        original = sys.orig_argv
-        return original[original.index("-m") + 1] if "-m" in original[:-1] else ""
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return getattr(spec, "name", None) or os.path.basename(name)
 
 
 def _cpu_may_stand_in(argv: Sequence[str], environ: Mapping[str, str]) -> bool:

@@ -1,0 +1,79 @@
+"""The training script and its data: are the files there, and does the script import the plugin?"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mindio_tft_patch.adaptors.doctor.command import Launch
+from mindio_tft_patch.adaptors.doctor.findings import Finding, error, ok, warning
+
+_IMPORT = re.compile(r"^\s*(import|from)\s+mindio_tft_patch\b", re.MULTILINE)
+_DATA = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
+
+
+def judge_script(launch: Launch, *, protected: bool) -> Iterator[Finding]:
+    """Is there a script, and is it protected?"""
+    if not launch.script:
+        yield error("command", "The command names no training script.", "Add the script behind the launcher's options.")
+        return
+    if launch.module or launch.no_python:
+        return
+    path = Path(launch.script)
+    if not path.is_file():
+        yield error("command", f"There is no script {launch.script} here.", "Change its path, or the folder.")
+        return
+    if protected and not _IMPORT.search(path.read_text(errors="replace")):
+        yield warning(
+            "command",
+            f"{launch.script} does not import mindio_tft_patch. Unless a module that it imports does, nothing is "
+            "protected and Megatron refuses the flags.",
+            f"Add `import mindio_tft_patch` as the first import of {launch.script}.",
+        )
+
+
+def judge_words(unknown: Sequence[str], known: Sequence[str]) -> Iterator[Finding]:
+    """Words that Megatron's parser does not know."""
+    for word in unknown:
+        if not word.startswith("-"):
+            continue
+        name = word.partition("=")[0]
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+        hint = f"Did you mean {near[0]}? " if near else ""
+        yield warning(
+            "flags",
+            f"{name} is not an argument of Megatron.",
+            f"{hint}Nothing to do if the script adds it itself; otherwise remove it.",
+        )
+
+
+def judge_data(arguments: Mapping[str, Any]) -> Iterator[Finding]:
+    """Do the indexed datasets exist?"""
+    prefixes = [word for name in _DATA for word in arguments.get(name) or () if not _is_weight(word)]
+    if arguments.get("mock_data"):
+        yield ok("data", "Mock data.")
+        return
+    missing = [f"{one}{end}" for one in prefixes for end in (".bin", ".idx") if not Path(f"{one}{end}").is_file()]
+    for file in missing[:5]:
+        yield error(
+            "data",
+            f"{file} is not there{f' ({len(missing)} files are missing)' if len(missing) > 1 else ''}.",
+            "Change --data-path: it takes the prefix of a .bin and an .idx file, seen from the working directory.",
+        )
+    if prefixes and not missing:
+        yield ok("data", f"{len(prefixes)} dataset(s) found.")
+    for name in ("data_args_path", "per_split_data_args_path"):
+        listing = arguments.get(name)
+        if listing and not Path(listing).is_file():
+            yield error("data", f"{listing} is not there.", f"Change --{name.replace('_', '-')}.")
+
+
+def _is_weight(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True

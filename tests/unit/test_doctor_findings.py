@@ -1,0 +1,212 @@
+"""What the doctor says about network, save directory, variables, script and data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mindio_tft_patch.adaptors.doctor import network, script, settings, storage
+from mindio_tft_patch.adaptors.doctor.command import Launch
+from mindio_tft_patch.adaptors.doctor.findings import Finding, Level
+from mindio_tft_patch.adaptors.doctor.network import ELSEWHERE, FREE, TAKEN, Situation
+from mindio_tft_patch.adaptors.doctor.storage import Plan, SaveFolder
+from mindio_tft_patch.config import Config, read_config
+
+PROTECTED = Config(high_availability=True)
+ONE_NODE = Launch(ranks_per_node=4, static=False)
+TWO_NODES = Launch(nodes=2, nodes_max=2, ranks_per_node=4, master_address="10.0.0.1")
+FOLDER = SaveFolder(Path("/data/save"), free_bytes=1000, bytes_per_second=10.0)
+PLAN = Plan(load="/data/save", checkpoint_bytes=100)
+
+
+class FakeNetwork:
+    """Names and ports that are given; every other address stands for itself, every other port is free."""
+
+    def __init__(self, names: dict[str, list[str]] | None = None, ports: dict[int, str] | None = None) -> None:
+        self.names, self.ports = names or {}, ports or {}
+
+    def resolve(self, host: str) -> list[str]:
+        return self.names.get(host, [host])
+
+    def port(self, address: str, port: int) -> str:
+        return self.ports.get(port, FREE)
+
+
+def only(findings: Iterable[Finding], level: Level) -> Finding:
+    (one,) = [finding for finding in findings if finding.level is level]
+    assert one.change, "a finding that is not ok says what to change"
+    return one
+
+
+def levels(findings: Iterable[Finding]) -> set[Level]:
+    return {finding.level for finding in findings}
+
+
+# ---------------------------------------------------------------------- network
+
+
+def test_free_ports_and_keys_are_fine() -> None:
+    assert levels(network.judge(Situation(PROTECTED, ONE_NODE, "ttprun", False), FakeNetwork())) == {Level.OK}
+
+
+def test_a_taken_port_names_the_variable() -> None:
+    situation = Situation(PROTECTED, ONE_NODE, "ttprun", False)
+    assert "TTP_PORT" in only(network.judge(situation, FakeNetwork(ports={8000: TAKEN})), Level.ERROR).change
+    static = replace(situation, launch=replace(ONE_NODE, static=True))
+    assert "--master-port" in only(network.judge(static, FakeNetwork(ports={29500: TAKEN})), Level.ERROR).change
+
+
+def test_one_port_cannot_serve_two() -> None:
+    launch = replace(ONE_NODE, static=True, master_port=8000)
+    found = only(network.judge(Situation(PROTECTED, launch, "ttprun", False), FakeNetwork()), Level.ERROR)
+    assert "TTP_PORT" in found.change and "--master-port" in found.change
+
+
+def test_ports_of_another_machine_are_not_tried() -> None:
+    found = list(network.judge(Situation(PROTECTED, TWO_NODES, "ttprun", False), FakeNetwork(ports={8000: ELSEWHERE})))
+    assert "node 0" in only(found, Level.WARNING).change
+
+
+def test_under_torchrun_several_nodes_need_an_address() -> None:
+    assert levels(network.judge(Situation(PROTECTED, TWO_NODES, "ttprun", False), FakeNetwork())) == {Level.OK}
+    found = only(network.judge(Situation(PROTECTED, TWO_NODES, "torchrun", False), FakeNetwork()), Level.ERROR)
+    assert "TTP_ADDR" in found.change
+
+
+def test_a_name_for_the_hosts_own_loopback_address() -> None:
+    names = FakeNetwork(names={"head": ["127.0.1.1"], "nowhere": []})
+    config = replace(PROTECTED, controller_bind="head", controller_address="head")
+    assert "127.0.1.1" in only(network.judge(Situation(config, ONE_NODE, "ttprun", True), names), Level.WARNING).message
+    found = only(network.judge(Situation(config, TWO_NODES, "ttprun", True), names), Level.ERROR)
+    assert "/etc/hosts" in found.message and "TTP_ADDR" in found.change
+    lost = replace(PROTECTED, controller_bind="nowhere", controller_address="nowhere")
+    found = only(network.judge(Situation(lost, ONE_NODE, "ttprun", True), names), Level.ERROR)
+    assert "does not resolve" in found.message
+
+
+def test_an_open_channel_is_warned_of_off_loopback_only() -> None:
+    open_channel = replace(PROTECTED, encrypted=False)
+    assert levels(network.judge(Situation(open_channel, ONE_NODE, "ttprun", False), FakeNetwork())) == {Level.OK}
+    found = only(network.judge(Situation(open_channel, TWO_NODES, "ttprun", False), FakeNetwork()), Level.WARNING)
+    assert "TTP_TLS" in found.change
+
+
+def test_a_limit_of_open_files_is_compared_with_the_ranks() -> None:
+    assert levels(network.judge_descriptors(2, 1)) == {Level.OK}
+    assert "ulimit -n" in only(network.judge_descriptors(10**8, 10**6), Level.ERROR).change
+
+
+# ---------------------------------------------------------------------- save directory
+
+
+def test_a_folder_with_room_is_fine() -> None:
+    assert levels(storage.judge(FOLDER, PLAN)) == {Level.OK}
+
+
+@pytest.mark.parametrize(
+    ("folder", "plan", "level", "word"),
+    [
+        (replace(FOLDER, trouble="Read-only file system"), PLAN, Level.ERROR, "--save"),
+        (FOLDER, replace(PLAN, checkpoint_bytes=1001, dump_seconds=1000), Level.ERROR, "--save"),
+        (FOLDER, replace(PLAN, saves=10), Level.WARNING, "--save-interval"),
+        (FOLDER, replace(PLAN, dump_seconds=9.0), Level.WARNING, "TTP_OT"),
+        (FOLDER, replace(PLAN, load=None), Level.WARNING, "--load"),
+        (FOLDER, replace(PLAN, load="/data/other"), Level.WARNING, "--load"),
+        (replace(FOLDER, complete=(5, 10)), PLAN, Level.ERROR, "Write 10"),
+        (replace(FOLDER, broken=(5,)), PLAN, Level.ERROR, "Move"),
+        (replace(FOLDER, tracker="15", complete=(10,), broken=(15,)), PLAN, Level.ERROR, "Write 10"),
+        (replace(FOLDER, tracker="7", complete=(5,)), PLAN, Level.ERROR, "Write 5"),
+        (replace(FOLDER, tracker="1x", complete=(5,)), PLAN, Level.ERROR, "Write 5"),
+        (replace(FOLDER, tracker="5", complete=(5,), broken=(9,)), PLAN, Level.WARNING, "not loaded"),
+        (replace(FOLDER, leftovers=(".tft-dump-1-1-ab",)), PLAN, Level.WARNING, ".tft-dump-1-1-ab"),
+        (replace(FOLDER, file_system="xfs"), replace(PLAN, nodes=2), Level.WARNING, "share"),
+    ],
+)
+def test_each_trouble_of_the_save_directory(folder: SaveFolder, plan: Plan, level: Level, word: str) -> None:
+    assert word in only(storage.judge(folder, plan), level).change
+
+
+def test_a_missing_tracker_is_shouted_about() -> None:
+    assert "ITERATION 0" in only(storage.judge(replace(FOLDER, complete=(5,)), PLAN), Level.ERROR).message
+
+
+def test_looking_tells_complete_checkpoints_from_broken_ones_and_leaves_nothing(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4):
+        (tmp_path / f"iter_{step:07d}").mkdir()
+    for name in (".metadata", "metadata.json", "__0_0.distcp"):
+        (tmp_path / "iter_0000001" / name).write_text("x")
+    (tmp_path / "iter_0000002" / "__0_0.distcp").write_text("x")
+    for step, content in ((3, "x"), (4, "")):
+        part = tmp_path / f"iter_{step:07d}" / "mp_rank_00"
+        part.mkdir()
+        (part / "model_optim_rng.pt").write_text(content)
+    (tmp_path / storage.TRACKER).write_text("3\n")
+    (tmp_path / ".tft-dump-4-1-ab").mkdir()
+    before = sorted(tmp_path.iterdir())
+    found = storage.look_at(tmp_path)
+    assert (found.complete, found.broken, found.tracker) == ((1, 3), (2, 4), "3")
+    assert found.leftovers == (".tft-dump-4-1-ab",) and not found.trouble and found.free_bytes > 0
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "save").write_text("")
+    assert "not a folder" in storage.look_at(tmp_path / "save").trouble
+    assert not storage.look_at(tmp_path / "a" / "b").exists
+    assert not (tmp_path / "a").exists()
+
+
+# ---------------------------------------------------------------------- variables, script, data
+
+
+def test_every_variable_of_the_configuration_is_known() -> None:
+    known = settings.known_variables()
+    assert {"TTP_PORT", "TTP_TLS", "TTP_ADDR", "HIGH_AVAILABILITY", "TFT_CONTROLLER", "TTP_LOG_PATH"} <= known
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("TTP_PROT", "TTP_PORT"), ("TFT_HANG_SECOND", "TFT_HANG"), ("HIGH_AVAILIBILITY", "HIGH_AVAIL")]
+)
+def test_a_misspelt_variable_is_pointed_out(name: str, hint: str) -> None:
+    assert hint in only(settings.judge(Config(), {name: "1"}), Level.WARNING).change
+
+
+def test_a_value_out_of_range_names_its_variable() -> None:
+    environ = {"TTP_OT": "-1"}
+    assert "TTP_OT" in only(settings.judge(read_config([], environ), environ), Level.WARNING).change
+    assert levels(settings.judge(Config(), {"PATH": "/bin", "HOME": "/"})) == {Level.OK}
+
+
+def test_the_effect_of_high_availability_is_said() -> None:
+    environ = {"HIGH_AVAILABILITY": "dump"}
+    found = only(settings.judge(read_config([], environ), environ), Level.WARNING)
+    assert "switches on --enable-high-availability" in found.message
+
+
+def test_a_script_must_exist_and_import_the_plugin(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    launch = Launch(script=str(path))
+    assert "path" in only(script.judge_script(launch, protected=True), Level.ERROR).change
+    path.write_text("import torch\n")
+    assert "import mindio_tft_patch" in only(script.judge_script(launch, protected=True), Level.WARNING).change
+    assert not list(script.judge_script(launch, protected=False))
+    path.write_text("import os\nimport mindio_tft_patch  # first\n")
+    assert not list(script.judge_script(launch, protected=True))
+    assert only(script.judge_script(Launch(), protected=True), Level.ERROR)
+
+
+def test_an_unknown_argument_gets_a_suggestion() -> None:
+    found = only(script.judge_words(["--save-intervall", "5"], ["--save", "--save-interval"]), Level.WARNING)
+    assert "Did you mean --save-interval?" in found.change
+
+
+def test_missing_data_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").touch()
+    arguments = {"data_path": ["0.3", str(tmp_path / "a")]}
+    assert "a.idx" in only(script.judge_data(arguments), Level.ERROR).message
+    (tmp_path / "a.idx").touch()
+    assert levels(script.judge_data(arguments)) == {Level.OK}
+    assert not list(script.judge_data({"data_path": None}))

@@ -118,6 +118,7 @@ class MegatronHandlers:
                 args=training.args,
                 deadline_seconds=self._dump_seconds,
                 check=self._device.flag.check,
+                extra_files=self._log_state.files(record.step),
             )
 
     def _running(self, phase: str) -> Training:

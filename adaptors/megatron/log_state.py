@@ -42,7 +42,7 @@ class LogState:
         except (OSError, ValueError) as error:
             log.warning("%s cannot be read (%s); the first averages of the log start anew", FILE_NAME, error)
             return
-        if content.get("iteration") == iteration:
+        if isinstance(content, dict) and content.get("iteration") == iteration:
             self._carried = content["sums"]
 
     def around_training_log(self, wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -55,10 +55,15 @@ class LogState:
         self._resumed, self._carried = False, None
         return wrapped(*args, **kwargs)
 
-    def content(self, iteration: int) -> bytes:
-        """The file for a checkpoint of `iteration`. Floats of float32 survive JSON exactly."""
+    def files(self, iteration: int) -> dict[str, bytes]:
+        """The file for a checkpoint of `iteration`; none on ranks that have no losses (not the last pipeline stage).
+
+        Floats of float32 survive JSON exactly.
+        """
+        if not any(isinstance(value, torch.Tensor) for value in self._sums.values()):
+            return {}
         sums = {name: _plain(value) for name, value in self._sums.items()}
-        return json.dumps({"iteration": iteration, "sums": sums}).encode()
+        return {FILE_NAME: json.dumps({"iteration": iteration, "sums": sums}).encode()}
 
 
 def _plain(value: Any) -> Any:

@@ -74,7 +74,8 @@ def _with_own_steps(original: Callable[..., Any]) -> Callable[..., Any]:
 def _with_step(original: Callable[..., Any]) -> Callable[..., Any]:
     """`_set_main_param_and_optimizer_states` finds no step in the loaded tensors, or one from before the load.
 
-    The right one came with the group and is in place by now: put that one in, to be copied onto itself.
+    The right one came with the group and is in place by now: put that one in, to be copied onto itself. And without
+    mixed precision the main parameters are views of the model's, into which nothing may be copied under autograd.
     """
 
     @functools.wraps(original)
@@ -84,6 +85,7 @@ def _with_step(original: Callable[..., Any]) -> Callable[..., Any]:
             state = self.optimizer.state[self.optimizer.param_groups[group_index]["params"][group_order]]
             if "step" in state:
                 tensors = {**tensors, "step": state["step"]}
-        return original(self, model_param, tensors)
+        with torch.no_grad():
+            return original(self, model_param, tensors)
 
     return wrapper

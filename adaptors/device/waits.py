@@ -117,9 +117,10 @@ class InterruptibleWaits:
             try:
                 return bool(original(work, slice_time))
             except RuntimeError:
-                # A time-out leaves the work incomplete; a real failure completes it with an exception.
+                # A time-out leaves the work incomplete; a real failure completes it with an exception. But the work may
+                # also have ended well just after the time-out: asking once more tells the two apart, at once.
                 if work.is_completed():
-                    raise
+                    return bool(original(work))
             self._flag.check()
 
     def _wait_on_helper(self, work: Any) -> bool:

@@ -124,15 +124,23 @@ class Walker:
         return [] if recovery.walk is None else self._overdue(recovery, recovery.walk, now)
 
     def _overdue(self, recovery: Recovery, walk: Walk, now: float) -> list[Fault]:
-        patience = max(2 * self._options.silence_seconds, _SILENT_SHARE * (walk.deadline - walk.began))
         late = now >= walk.deadline
         missing = [
-            rank for rank in sorted(walk.waiting) if late or self._roster.ranks[rank].silent_for(now) >= patience
+            rank
+            for rank in sorted(walk.waiting)
+            if late or self._roster.ranks[rank].silent_for(now) >= self._patience(walk, rank, now)
         ]
         why = f"{walk.phase.value} was not answered within {now - walk.began:.1f} s"
         if missing and walk.plan.strategy not in _ENDING:
             recovery.excluded[walk.plan.strategy] = why
         return [Fault(rank, FaultKind.HANG, why) for rank in missing]
+
+    def _patience(self, walk: Walk, rank: int, now: float) -> float:
+        """Seconds of silence after which a rank will not answer any more."""
+        least = 2 * self._options.silence_seconds
+        if not self._roster.watched(rank, now):
+            return least  # nobody will report its death, and torchrun leaves the survivors 30 s in all
+        return max(least, _SILENT_SHARE * (walk.deadline - walk.began))
 
     # Answers.
 

@@ -72,7 +72,7 @@ def test_stopping_a_gpu_aborts_every_communicator_and_leaves_gloo_groups_alone(
 
 
 def test_a_device_that_is_not_there_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="TFT_DEVICE=npu.*Unset TFT_DEVICE"):
+    with pytest.raises(ConfigError, match=r"TFT_DEVICE=npu.*Unset TFT_DEVICE"):
         select_device(Config(device="npu"), ProgressBoard())
 
 

@@ -13,7 +13,7 @@ from mindio_tft_patch.protocol.messages import CommitState
 
 
 class Config:
-    barrier_with_L1_time = True
+    barrier_with_L1_time = True  # noqa: N815 (Megatron's name)
 
 
 class Optimizer:

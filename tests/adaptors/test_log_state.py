@@ -38,7 +38,11 @@ class Log:
 @pytest.fixture(autouse=True)
 def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     real = torch.tensor
-    monkeypatch.setattr(torch, "tensor", lambda *args, device=None, **kwargs: real(*args, **kwargs))
+
+    def on_cpu(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "tensor", on_cpu)
 
 
 LOSSES = {1: 5.1, 2: 4.7, 3: 4.4, 4: 4.2}

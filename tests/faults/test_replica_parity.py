@@ -35,7 +35,9 @@ class Case:
     """A topology.
 
     partners: the replica set of rank 0. per_param: bytes of a parameter by the formula, None with several buffers.
-    tolerance: relative. Where gradients are summed in 16 bits, the order of the sum shows in the fourth digit.
+    first, later: relative tolerance of the first step, where the parameters are bit-equal, and of later steps. In fp16
+        the last bit of the norm, which depends on the order of the sum, flips roundings of parameters, and that grows
+        from step to step. Where gradients are summed in 16 bits, the order shows in the fourth digit at once.
     """
 
     name: str
@@ -44,7 +46,8 @@ class Case:
     per_param: float | None
     extra: tuple[str, ...] = ()
     sample: bool = False
-    tolerance: float = DIGITS
+    first: float = DIGITS
+    later: float = DIGITS
 
 
 HALVES = {"dense": [0, 2]}
@@ -53,13 +56,13 @@ MOE = {"num_experts": 4, "ep": 2}
 IN_FP32 = ("--accumulate-allreduce-grads-in-fp32",)  # what bf16 has by default
 CASES = [
     Case("dp4", {}, HALVES, 6 + 12 * 2 / 4, sample=True),
-    Case("tp2 dp2 fp16", {"tp": 2, "dtype": "fp16"}, HALVES, 6 + 12 * 2 / 2, IN_FP32, sample=True),
+    Case("tp2 dp2 fp16", {"tp": 2, "dtype": "fp16"}, HALVES, 6 + 12 * 2 / 2, IN_FP32, sample=True, later=1e-5),
     Case("pp2 dp2 overlap", {"pp": 2, "overlap": True}, {"dense": [0, 1]}, 6 + 12 * 2 / 2, sample=True),
     Case("ep2 dp4", MOE, EXPERTS, None, sample=True),
     Case("ep2 dp4 overlap", {**MOE, "overlap": True}, EXPERTS, None),
     Case("dp4 fp32", {"dtype": "fp32"}, HALVES, 8 + 8 * 2 / 4),
     Case("dp4 overlap", {"overlap": True}, HALVES, 6 + 12 * 2 / 4),
-    Case("dp4 bf16 gradients", {}, HALVES, 4 + 16 * 2 / 4, ("--grad-reduce-in-bf16",), tolerance=1e-3),
+    Case("dp4 bf16 gradients", {}, HALVES, 4 + 16 * 2 / 4, ("--grad-reduce-in-bf16",), first=1e-3, later=1e-3),
     Case("dp4 mean in the collective", {}, HALVES, 6 + 12 * 2 / 4, ("--ddp-average-in-collective",)),
     Case("ep2 dp4 mean in the collective", MOE, EXPERTS, None, ("--ddp-average-in-collective",)),
     Case("pp2 dp2 dp last", {"pp": 2}, HALVES, 6 + 12 * 2 / 2, ("--use-tp-pp-dp-mapping",)),
@@ -139,8 +142,9 @@ def test_copies_of_the_optimizer_change_nothing_that_is_computed(
     for before, after in zip(plain, copies, strict=True):
         assert len(after["steps"]) == STEPS
         assert after["unreached"] == []
-        for one, other in zip(before["steps"], after["steps"], strict=True):
-            assert flat(other, case) == pytest.approx(flat(one, case), rel=case.tolerance)
+        for number, (one, other) in enumerate(zip(before["steps"], after["steps"], strict=True)):
+            tolerance = case.later if number else case.first
+            assert flat(other, tolerance) == pytest.approx(flat(one, tolerance), rel=tolerance)
         for measured, expected, *_ in [*before["memory"], *after["memory"]]:
             assert measured == expected
         if case.per_param is not None:
@@ -150,9 +154,9 @@ def test_copies_of_the_optimizer_change_nothing_that_is_computed(
     assert any(after["steps"][-1][1] for after in copies)  # a norm was reported at all
 
 
-def flat(step: list[Any], case: Case) -> list[float]:
+def flat(step: list[Any], tolerance: float) -> list[float]:
     """Losses, gradient norm and zero count of a step; a skipped step has no norm."""
     losses, norm, zeros = step
-    # Rounding to 16 bits makes or unmakes a zero; only exact sums can be counted exactly.
-    counted = [] if case.tolerance > DIGITS or zeros is None else [zeros]
+    # Rounding to 16 bits makes or unmakes a zero; zeros are compared where nothing else is rounded differently.
+    counted = [] if tolerance > DIGITS or zeros is None else [zeros]
     return [*losses, -1.0 if norm is None else norm, *counted]

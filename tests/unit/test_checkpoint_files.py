@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from mindio_tft_patch.adaptors.megatron import checkpoint_files as files
 
 

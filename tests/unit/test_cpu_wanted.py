@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from mindio_tft_patch.adaptors.device.cpu import wanted
 
 

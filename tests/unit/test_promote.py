@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mindio_tft_patch.adaptors.megatron.promote import Shard, assign, uncovered
 
 

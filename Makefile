@@ -17,7 +17,7 @@ help:
 	@touch $@
 
 demo: .venv/.installed
-	@$(PYTHON_VENV) -m mindio_tft_patch.launch.demo $(if $(TEXT),--text $(TEXT))
+	@$(PYTHON_VENV) -m mindio_tft_patch.launch.demo $(if $(TEXT),--text "$(TEXT)")
 
 test: .venv/.installed
 	$(PYTEST)

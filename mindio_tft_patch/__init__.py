@@ -55,6 +55,8 @@ def activate(argv: Sequence[str] | None = None, environ: Mapping[str, str] | Non
     program = program_of(sys.argv[0] if sys.argv else "", sys.modules, sys.orig_argv)
     if program is Program.OWN_TOOL:
         return  # what is wrong with the flags of its job is for the tool to say
+    if _in_child_of_training():
+        return
     config = process_config(environ, argv)
     if program is Program.TORCHRUN:
         from mindio_tft_patch.launch.patience import lengthen_patience
@@ -76,6 +78,15 @@ def activate(argv: Sequence[str] | None = None, environ: Mapping[str, str] | Non
         from mindio_tft_patch.adaptors.megatron.arguments import add_flags_to_help
 
         add_flags_to_help()
+
+
+def _in_child_of_training() -> bool:
+    """Is this a helper process of a rank (data loader, checkpoint writer), started by importing its script again?
+
+    Such a process trains nothing; patching Megatron in it would cost seconds and protect nobody.
+    """
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None
 
 
 def _cpu_may_stand_in(argv: Sequence[str], environ: Mapping[str, str]) -> bool:

@@ -5,8 +5,9 @@ possible from Python:
 
 - `Work.wait(timedelta)` of a *collective* returns with "timed out" and leaves the work pending, so that waiting in
   slices and looking at a flag between them costs nothing: the first slice ends as soon as the work is done.
-- `Work.wait(timedelta)` of a *send or receive* closes the connection when it times out. Those are waited for on a
-  helper thread, and the main thread waits for the helper in slices.
+- `Work.wait(timedelta)` of a *send or receive* closes the connection when it times out, and that of a *reduce-scatter*
+  takes no notice of the time. Those are waited for on a helper thread, and the main thread waits for the helper in
+  slices.
 
 Only the thread that called `install()` is interrupted; other threads (an asynchronous save, say) wait as ever.
 """
@@ -28,13 +29,14 @@ _SLICE_SECONDS = 0.1
 _ORIGINAL = "_tft_original_wait"
 
 
-def _point_to_point_codes() -> frozenset[int]:
-    # c10d::OpType has no Python names; the numbers have been stable since torch 1.9 (Work.hpp).
-    return frozenset({12, 13, 14})
+def _untimed_codes() -> frozenset[int]:
+    # c10d::OpType has no Python names; the numbers have been stable since torch 1.9 (Work.hpp): send, receive, receive
+    # from any rank, and "unknown", which is what gloo calls its reduce-scatter, alone or coalesced.
+    return frozenset({12, 13, 14, 100})
 
 
 class _Waiter:
-    """A helper thread that waits for one send or receive at a time."""
+    """A helper thread that waits for one work at a time."""
 
     def __init__(self, wait: Callable[..., bool]) -> None:
         self._wait = wait
@@ -74,7 +76,7 @@ class InterruptibleWaits:
         self._thread = threading.get_ident()
         self._original: Callable[..., bool] | None = None
         self._waiter: _Waiter | None = None
-        self._p2p = _point_to_point_codes()
+        self._untimed = _untimed_codes()
 
     def install(self) -> None:
         """Wrap `torch.distributed.Work.wait`; the calling thread is the one that can be interrupted."""
@@ -107,7 +109,7 @@ class InterruptibleWaits:
     def _wait(self, work: Any, original: Callable[..., bool]) -> bool:
         self._flag.check()
         with self._board.in_collective():
-            if work._get_op_type() in self._p2p:
+            if work._get_op_type() in self._untimed:
                 return self._wait_on_helper(work)
             return self._wait_in_slices(work, original)
 

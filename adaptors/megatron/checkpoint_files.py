@@ -158,6 +158,16 @@ def write_tracker(save: Path, step: int) -> None:
     sync(save)
 
 
+def room(save: Path) -> str:
+    """A sentence about the space that is left below `save`; never raises."""
+    try:
+        usage = shutil.disk_usage(save)
+    except OSError as error:
+        return f"{save} cannot be looked at ({error.strerror})."
+    mebibyte = 2**20
+    return f"{usage.free / mebibyte:.1f} of {usage.total / mebibyte:.1f} MiB are free in {save}."
+
+
 def discard(temporary: Path) -> None:
     """Remove a temporary folder as far as possible; never raises."""
     shutil.rmtree(temporary, ignore_errors=True)

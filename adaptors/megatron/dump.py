@@ -242,6 +242,8 @@ def _told_to_all(world: SurvivorsWorld, job: _Dump) -> Iterator[None]:
     try:
         yield
     except (Exception, CheckpointException) as error:  # the latter is torch's and no Exception
+        # torch and Megatron pass on that a writer failed, not why; a full disk is told by what is left, before cleaning.
+        room = files.room(job.save)
         job.clean_up()
         reason, first_hand = _reason(error, world)
         # What broken connections say on this rank is not worth telling when another one knows the cause.
@@ -252,11 +254,16 @@ def _told_to_all(world: SurvivorsWorld, job: _Dump) -> Iterator[None]:
             # The others wake up when this rank leaves the world, so the word is there before they look for it.
             world.report(reason)
         raise DumpError(
-            f"the checkpoint of step {job.step} was not written: {reason}. Older checkpoints are untouched."
+            f"the checkpoint of step {job.step} was not written: {reason}. {room} Older checkpoints are untouched.",
+            collateral=bool(told) or _failed_elsewhere(error, world),
         ) from error
     except BaseException:
         job.clean_up()
         raise
+
+
+def _failed_elsewhere(error: BaseException, world: SurvivorsWorld) -> bool:
+    return isinstance(error, CheckpointException) and bool(error.failures) and world.number not in error.failures
 
 
 def _reason(error: BaseException, world: SurvivorsWorld) -> tuple[str, bool]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mindio_tft_patch.adaptors.megatron.session import Session
+from mindio_tft_patch.adaptors.megatron.train_state import evaluation_samples
 from mindio_tft_patch.processor.progress import ProgressBoard
 from mindio_tft_patch.protocol.phases import Activity
 
@@ -93,26 +94,21 @@ class Hooks:
                 result = wrapped(*args, **kwargs)
         except BaseException:
             if training is not None:
-                training.state.evaluation_counts(before + _evaluation_samples(megatron_args))
+                training.state.evaluation_counts(before + evaluation_samples(megatron_args))
             raise
         if training is not None:
             training.state.evaluation_counts(megatron_args.consumed_valid_samples)
         return result
 
     def around_save_checkpoint(self, wrapped: Any, instance: Any, args: Args, kwargs: Kwargs) -> Any:
-        """A periodic save: long without a step."""
+        """A periodic save: long without a step. Dying-gasp dumps come here too, and are none."""
+        if self._board.activity is Activity.RECOVERY:
+            return wrapped(*args, **kwargs)
         with self._board.doing(Activity.SAVE):
             self._board.moment("save")
             result = wrapped(*args, **kwargs)
             self._board.moment("save_end")
             return result
-
-
-def _evaluation_samples(args: Any) -> int:
-    iterations = args.eval_iters
-    if isinstance(iterations, (list, tuple)):
-        iterations = sum(iterations)
-    return int((iterations or 0) * args.global_batch_size)
 
 
 def _loaded_directory(args: Any) -> Path | None:

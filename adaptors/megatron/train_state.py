@@ -99,6 +99,23 @@ def _skipped_samples() -> int:
     return int(calculator.get_current_global_batch_size() - calculator.get_current_running_global_batch_size())
 
 
+def evaluation_samples(args: Any) -> int:
+    """Samples that one evaluation uses."""
+    iterations = args.eval_iters
+    if isinstance(iterations, (list, tuple)):
+        iterations = sum(iterations)
+    batch = getattr(args, "eval_global_batch_size", None) or args.global_batch_size
+    return int((iterations or 0) * batch)
+
+
+def _evaluation_follows(args: Any, step: int) -> bool:
+    """Does Megatron evaluate between this step and the next? As its train() decides."""
+    first = getattr(args, "start_eval_at_iter", None)
+    return bool(
+        args.eval_interval and step % args.eval_interval == 0 and args.do_valid and (first is None or step >= first)
+    )
+
+
 def _scaler_states(optimizer: Any) -> tuple[Any, ...]:
     scalers = (getattr(leaf, "grad_scaler", None) for leaf in leaf_optimizers(optimizer))
     return tuple(None if scaler is None else copy.deepcopy(scaler.state_dict()) for scaler in scalers)
@@ -155,11 +172,14 @@ class TrainState:
         args, last = self._args, self.record
         samples = samples_per_iteration(args)
         operations = training.num_floating_point_operations(args, samples)
+        # An evaluation that is due belongs to the step: a restart begins with the next step and does not catch up on
+        # it. Counted now, because when the fault comes some ranks are in it already and others are not.
+        evaluated = evaluation_samples(args) if _evaluation_follows(args, step) else 0
         self.record = StepRecord(
             step=step,
             consumed_train_samples=args.consumed_train_samples + samples,
             skipped_train_samples=args.skipped_train_samples + _skipped_samples(),
-            consumed_valid_samples=args.consumed_valid_samples,
+            consumed_valid_samples=args.consumed_valid_samples + evaluated,
             scheduler_steps=self._scheduler.num_steps + (0 if skipped else samples),
             scalers=_scaler_states(self._optimizer),
             rng=rng_states(),

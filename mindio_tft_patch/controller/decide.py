@@ -279,6 +279,11 @@ def root_causes(faults: Sequence[Fault]) -> list[Fault]:
     return primary or list(faults)
 
 
+def by_cause(faults: Sequence[Fault]) -> list[Fault]:
+    """Faults with those that only follow from another at the end; else in the order in which they were reported."""
+    return sorted(faults, key=lambda fault: fault.kind in SECONDARY)
+
+
 def _offered(roster: Roster, strategy: Strategy) -> bool:
     if strategy is Strategy.EXIT:
         return True

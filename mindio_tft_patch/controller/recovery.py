@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mindio_tft_patch.controller.decide import by_cause
 from mindio_tft_patch.controller.roster import Roster
 from mindio_tft_patch.protocol.messages import Failed, Plan
 from mindio_tft_patch.protocol.phases import PATHS, Phase, Strategy
@@ -80,7 +81,7 @@ def record_of(recovery: Recovery, roster: Roster, plan: Plan, attempt: int, now:
     completed = [state.commit.step for state in roster.ranks.values() if state.commit is not None]
     return {
         "record": "recovery",
-        "fault": [{"rank": f.rank, "kind": f.kind.value, "detail": f.detail} for f in roster.faults],
+        "fault": [{"rank": f.rank, "kind": f.kind.value, "detail": f.detail} for f in by_cause(roster.faults)],
         "ranks": list(plan.faulty),
         "participants": list(plan.participants),
         "step": kept,

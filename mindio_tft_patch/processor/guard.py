@@ -142,14 +142,15 @@ class Guard:
                 outcome = Outcome()
             else:
                 outcome = getattr(self._handlers, do.phase.value)(do.plan)
-        except Exception as error:
-            log.error("phase %s failed: %s", do.phase.value, "".join(traceback.format_exception(error)).rstrip())
-            collateral = isinstance(error, RecoveryError) and error.collateral
-            self._channel.failed(do, self.detector.describe(error), collateral=collateral)
-            return False
         except Interrupted:
             # A newer attempt stopped this phase; its commands are in the queue.
             self._channel.failed(do, "interrupted by a newer attempt", collateral=True)
+            return False
+        except BaseException as error:
+            # Not only Exception: torch's checkpoint errors do not derive from it.
+            log.error("phase %s failed: %s", do.phase.value, "".join(traceback.format_exception(error)).rstrip())
+            collateral = isinstance(error, RecoveryError) and error.collateral
+            self._channel.failed(do, self.detector.describe(error), collateral=collateral)
             return False
         seconds = self._clock() - began
         log.info("phase %s done in %.3f s", do.phase.value, seconds)

@@ -62,10 +62,11 @@ def job(tmp_path: Path, megatron: Version) -> Job:
         command = [sys.executable, str(DRIVER), str(out / "spec.json")]
         command += tiny_gpt_args(data_prefix=None, megatron=megatron, **tiny)
         environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            command, env=environ, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
-        )
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+        with (out / "log").open("w") as log:  # not a pipe, which a left-over process would hold open
+            status = subprocess.call(
+                command, env=environ, stdout=log, stderr=subprocess.STDOUT, timeout=TIMEOUT_SECONDS
+            )
+        assert status == 0, (out / "log").read_text()[-8000:]
         results: dict[str, dict[int, dict[str, Any]]] = {}
         for path in out.glob("result-*.json"):
             _, name, rank = path.stem.split("-")

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import functools
 import json
+import multiprocessing
 import os
+import queue
 import resource
 import runpy
 import signal
@@ -157,6 +159,14 @@ def after_reference(spec: dict[str, Any], job: dict[str, Any]) -> None:
     os._exit(0)
 
 
+def keep_results_in_process() -> None:
+    """Spare each rank Megatron's manager process: it costs seconds to start and outlives a rank that is killed."""
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    forks = hasattr(filesystem_async.FileSystemWriterAsync, "write_preloaded_data_multiproc")
+    filesystem_async._results_queue = multiprocessing.get_context("fork").Queue() if forks else queue.Queue()
+
+
 def run_rank(spec: dict[str, Any]) -> None:
     original = training.save_checkpoint
 
@@ -187,6 +197,7 @@ def fork_rank(rank: int, spec: dict[str, Any]) -> int:
     status = 3
     try:
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+        keep_results_in_process()
         run_rank(spec)
         status = 0
     except BaseException:

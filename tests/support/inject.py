@@ -10,8 +10,10 @@ TFT_TEST_FOLDER:
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import queue
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -35,6 +37,8 @@ def arm(environ: Mapping[str, str]) -> None:
     if FOLDER not in environ:
         return
     folder, rank = Path(environ[FOLDER]), int(environ["RANK"])
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # for whoever wonders where a rank has got stuck
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"pid-{rank}").write_text(str(os.getpid()))
     _state_at_the_end(folder / f"state-{rank}.json")

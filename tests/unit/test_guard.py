@@ -117,6 +117,18 @@ def test_a_phase_that_fails_is_reported_and_the_next_attempt_obeyed() -> None:
     assert ("failed", Phase.DUMP, "OSError: No space left on device", False) in channel.said
 
 
+class CheckpointException(BaseException):
+    """Like torch.distributed.checkpoint's, which is no Exception."""
+
+
+def test_a_phase_may_fail_with_what_is_no_exception() -> None:
+    channel, handlers = ScriptedChannel(Phase.STOP, Phase.DUMP, Phase.EXIT), Recorder()
+    handlers.dump = lambda plan: (_ for _ in ()).throw(CheckpointException("rank 1 failed"))  # type: ignore[attr-defined]
+    with pytest.raises(SystemExit):
+        guard(channel, handlers).run(failing(Interrupted()))
+    assert channel.said[1] == ("failed", Phase.DUMP, "CheckpointException: rank 1 failed", False)
+
+
 def test_a_rank_that_failed_because_of_another_says_so() -> None:
     channel = ScriptedChannel(Phase.STOP, Phase.DUMP, Phase.EXIT)
     handlers = Recorder()

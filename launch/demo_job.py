@@ -1,0 +1,231 @@
+"""One training job of the demonstration: started through `ttprun`, watched by its output and its JSON log."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RANKS = 4
+
+# A GPT of 0.2 million parameters; dropout, so that a wrong generator state would show at once.
+_MODEL = """
+    --distributed-backend gloo --transformer-impl local --use-mcore-models --bf16 --use-distributed-optimizer
+    --num-layers 4 --hidden-size 64 --num-attention-heads 4 --ffn-hidden-size 192
+    --attention-dropout 0.1 --hidden-dropout 0.1
+    --seq-length 32 --max-position-embeddings 32 --micro-batch-size 2 --global-batch-size 16
+    --lr 2e-3 --min-lr 2e-4 --lr-decay-style cosine --lr-warmup-iters 2 --clip-grad 1.0 --weight-decay 0.01
+    --seed 1234 --split 100,0,0 --num-workers 0 --tokenizer-type NullTokenizer --vocab-size 257
+    --make-vocab-size-divisible-by 64 --no-create-attention-mask-in-dataloader
+    --log-interval 1 --timing-log-level 0 --eval-iters 0 --eval-interval 1000000 --save-interval 1000000
+    --no-gradient-accumulation-fusion --no-persist-layer-norm --no-masked-softmax-fusion
+    --no-bias-gelu-fusion --no-bias-swiglu-fusion --no-bias-dropout-fusion --no-rope-fusion
+    --ckpt-format torch_dist --distributed-timeout-minutes 5 --enable-high-availability
+"""
+
+_OURS = re.compile(r"TTP_|TFT_|MINDX_|MINDIO_|TORCHELASTIC_|HIGH_AVAILABILITY$|CONTROLLER_ADDR$|PROCESSOR_ADDR$")
+_ITERATION = re.compile(r"iteration +(\d+)/ *\d+ \|.*?elapsed time per iteration \(ms\): ([\d.]+).*?lm loss: (\S+) \|")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A line of Megatron's training log. loss: as printed, seven digits. seconds: duration of the step."""
+
+    number: int
+    loss: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A line of the launcher's JSON log. fields: the whole JSON object."""
+
+    fields: Mapping[str, Any]
+
+
+Observation = Step | LogLine
+
+
+class DemoError(Exception):
+    """The demonstration did not go as promised; the message says what was seen and where to look."""
+
+
+class _Tail:
+    """Complete lines that are appended to a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = 0
+        self._rest = b""
+
+    def lines(self) -> Iterator[str]:
+        """Lines that have been completed since the last call."""
+        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as stream:
+            stream.seek(self._position)
+            content = self._rest + stream.read()
+            self._position = stream.tell()
+            *complete, self._rest = content.split(b"\n")
+            for line in complete:
+                yield line.decode(errors="replace")
+
+
+class Job:
+    """A training job of four ranks on this machine.
+
+    Args:
+        folder: output, log and, unless `checkpoints` says otherwise, checkpoints of this job.
+        checkpoints: folder that the job loads from and saves to.
+        data: prefix of the dataset.
+        steps: step at which training ends.
+    """
+
+    def __init__(self, folder: Path, *, checkpoints: Path, data: Path, steps: int) -> None:
+        self.folder = folder
+        self.output = folder / "output.txt"
+        self.steps_seen: dict[int, Step] = {}
+        self.record: Mapping[str, Any] | None = None
+        self.command = [
+            *_ttprun(),
+            *f"--standalone --nproc-per-node {RANKS}".split(),
+            str(Path(__file__).with_name("pretrain_gpt.py")),
+            *_MODEL.split(),
+            *f"--train-iters {steps} --lr-decay-iters {steps}".split(),
+            *("--data-path", str(data), "--load", str(checkpoints), "--save", str(checkpoints)),
+        ]
+        self._logs = folder / "logs"
+        self._tail = _Tail(self.output)
+        self._log_tail: _Tail | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the launcher; in a session of its own, so that Ctrl-C reaches us first."""
+        self.folder.mkdir(parents=True)
+        with self.output.open("wb") as output:
+            self._process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=_environment(self._logs),
+            )
+        self._log_tail = _Tail(self._logs / f"ttp_log.jsonl.{self._process.pid}")
+
+    @property
+    def code(self) -> int | None:
+        """Exit code of the launcher; None while it runs."""
+        return None if self._process is None else self._process.poll()
+
+    def observe(self) -> list[Observation]:
+        """What has happened since the last call."""
+        seen: list[Observation] = []
+        for line in self._tail.lines():
+            if found := _ITERATION.search(line):
+                step = Step(int(found[1]), found[3], float(found[2]) / 1000)
+                self.steps_seen[step.number] = step
+                seen.append(step)
+        for line in self._log_tail.lines() if self._log_tail else ():
+            fields = json.loads(line)
+            if fields.get("record") == "recovery":
+                self.record = fields
+            seen.append(LogLine(fields))
+        return seen
+
+    def watch(self, show: Callable[[Observation], None], until: Callable[[Observation], bool] | None = None) -> bool:
+        """Show what happens until the job ends, or until something has happened.
+
+        Returns:
+            True when `until` was met, False when the job has ended.
+        """
+        while True:
+            ended = self.code is not None
+            met = False
+            for observation in self.observe():
+                show(observation)
+                met = met or (until is not None and until(observation))
+            if met or ended:
+                return met
+            time.sleep(0.02)
+
+    def kill(self, rank: int) -> int:
+        """SIGKILL a rank; returns its process id."""
+        assert self._process is not None
+        for pid, environ in _children(self._process.pid):
+            if environ.get("RANK") == str(rank):
+                os.kill(pid, signal.SIGKILL)
+                return pid
+        raise DemoError(f"there is no process of rank {rank} to kill; see {self.output}")
+
+    def end(self) -> None:
+        """End launcher and ranks, whatever they are doing."""
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        ranks = [pid for pid, _ in _children(process.pid)]
+        # The first asks for a checkpoint, the second for the end.
+        for _ in range(2):
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(1.0)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(20.0)
+            return
+        process.kill()
+        process.wait()
+        for pid in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+
+    def last_words(self, count: int = 25) -> str:
+        """The end of the job's output."""
+        return "\n".join(self.output.read_text(errors="replace").splitlines()[-count:])
+
+
+def _ttprun() -> list[str]:
+    installed = Path(sys.executable).with_name("ttprun")
+    return [str(installed)] if installed.exists() else [sys.executable, "-m", "mindio_tft_patch.launch.ttprun"]
+
+
+def _environment(logs: Path) -> dict[str, str]:
+    """This process's environment without what would change the demonstration."""
+    kept = {name: value for name, value in os.environ.items() if not _OURS.match(name)}
+    return {
+        **kept,
+        "TTP_PORT": str(_free_port()),
+        "TTP_LOG_PATH": str(logs),
+        "TTP_OT": "120",
+        "TFT_DEVICE": "cpu",
+        "CUDA_VISIBLE_DEVICES": "",  # the CPU never stands in for a device that is there
+        "OMP_NUM_THREADS": "1",  # four ranks with a thread for every core would fight for the cores
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _children(parent: int) -> Iterator[tuple[int, dict[str, str]]]:
+    """Process id and environment of each child of a process, from /proc."""
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        with contextlib.suppress(OSError, ValueError):
+            # The name of the program stands in parentheses and may hold anything.
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[1]) != parent:
+                continue
+            words = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
+            yield int(entry.name), dict(word.split("=", 1) for word in words if "=" in word)

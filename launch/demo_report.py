@@ -1,0 +1,203 @@
+"""The end of the demonstration: what was lost (nothing), and whether the two trainings are equal bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mindio_tft_patch.launch.demo_job import Step
+
+_BARS = "▁▂▃▄▅▆▇█"
+_WIDTH = 60
+_ROWS = 8
+
+# What must be equal, and how its entries in a `torch_dist` checkpoint are recognised (first match wins).
+_PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("optimizer: main parameters", (".param",)),
+    ("optimizer: exp_avg", (".exp_avg",)),
+    ("optimizer: exp_avg_sq", (".exp_avg_sq",)),
+    ("optimizer: step, learning rate, groups", ("optimizer.", "optimizer/")),
+    ("random generator states", ("rng_state",)),
+    ("scheduler, samples, iteration", ("common_state", "common.pt")),
+    ("state of the rerun machine", ("rerun_state",)),
+    ("weights", ("",)),
+)
+# Arguments in which Megatron notes what it loaded at the start, and where from; the totals at the end are elsewhere.
+_MAY_DIFFER = ("load", "iteration", "num_floating_point_operations_so_far")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One group of a checkpoint's entries. numbers: how many were compared. different: where they differ."""
+
+    name: str
+    numbers: int
+    different: tuple[str, ...]
+
+
+@dataclass
+class Findings:
+    """What the demonstration has found.
+
+    Attributes:
+        killed: rank and process id. after: last step that had been logged when it was killed, and seconds since.
+        fault_step: step that was being trained. saved_step: step of the dying-gasp checkpoint.
+        resumed_at: first step of the job that was started again.
+        lost: steps that had been completed and had to be trained again.
+        checkpoint_seconds: from the SIGKILL to the moment at which a restart would load the new checkpoint.
+        unbroken, broken: training log by step, of one job and of both parts of the other.
+        parts: comparison of the final checkpoints.
+    """
+
+    killed: tuple[int, int]
+    after: tuple[int, float]
+    saved_step: int
+    resumed_at: int
+    lost: int
+    checkpoint_seconds: float
+    phase_seconds: Mapping[str, float]
+    unbroken: Mapping[int, Step]
+    broken: Mapping[int, Step]
+    parts: Sequence[Part]
+    seconds: float = 0.0
+    losses_differ: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        both = sorted(self.unbroken.keys() & self.broken.keys())
+        self.losses_differ = tuple(step for step in both if self.unbroken[step].loss != self.broken[step].loss)
+
+    @property
+    def unlogged(self) -> tuple[int, ...]:
+        """Steps that one training log has and the other has not."""
+        return tuple(sorted(self.unbroken.keys() ^ self.broken.keys()))
+
+    def problems(self) -> list[str]:
+        """Everything that is not as promised."""
+        found = [f"{part.name} differ: {'; '.join(part.different[:3])}" for part in self.parts if part.different]
+        found += [f"the loss of step {step} differs" for step in self.losses_differ]
+        found += [f"{name} was not in the checkpoints" for name, numbers in self._sizes().items() if not numbers]
+        if self.lost or self.saved_step < self.after[0]:
+            found.append(f"{max(self.lost, self.after[0] - self.saved_step)} completed step(s) were lost")
+        if self.resumed_at != self.saved_step + 1:
+            found.append(f"the checkpoint is of step {self.saved_step}, but training resumed at step {self.resumed_at}")
+        # A step may be committed and saved before Megatron has printed its line: the last one before the fault.
+        if set(self.unlogged) - {self.saved_step}:
+            found.append(f"steps {self.unlogged} are in one training log only")
+        return found
+
+    def _sizes(self) -> dict[str, int]:
+        return {part.name: part.numbers for part in self.parts}
+
+
+def compare(unbroken: Path, broken: Path) -> list[Part]:
+    """Compare two checkpoint folders, part by part."""
+    # Here, because it imports torch: a mistake on the command line should not take seconds to be told.
+    from mindio_tft_patch.adaptors.megatron.checkpoint_compare import PERSONAL_ARGUMENTS, differences, read
+
+    states = [read(folder) for folder in (unbroken, broken)]
+    names: dict[str, list[str]] = {name: [] for name, _ in _PARTS}
+    for key in {**states[0], **states[1]}:
+        names[_part_of(key)].append(key)
+    parts = []
+    for name, keys in names.items():
+        one, other = ({key: state[key] for key in keys if key in state} for state in states)
+        found = tuple(differences(one, other, ignore=(*PERSONAL_ARGUMENTS, *_MAY_DIFFER)))
+        parts.append(Part(name, sum(_numbers(value) for value in one.values()), found))
+    return [*(part for part in parts if part.name == "weights"), *(part for part in parts if part.name != "weights")]
+
+
+def _part_of(key: str) -> str:
+    for name, marks in _PARTS:
+        if any(key.endswith(mark) if mark.startswith(".") else key.startswith(mark) for mark in marks):
+            return name
+    raise AssertionError("the last part takes everything")
+
+
+def _numbers(value: Any) -> int:
+    """Numbers and other single values in a state."""
+    if isinstance(value, dict):
+        return sum(map(_numbers, value.values()))
+    if isinstance(value, (list, tuple)):
+        return sum(map(_numbers, value))
+    size = getattr(value, "numel", None) or getattr(value, "__len__", None)
+    if size is None or isinstance(value, (str, bytes)):
+        return 0 if value is None else 1
+    return int(size())
+
+
+def show(console: Console, findings: Findings) -> None:
+    """Print the report."""
+    rank, pid = findings.killed
+    step, after = findings.after
+    console.print()
+    facts = Table(title="What happened", title_justify="left", title_style="bold", show_header=False, box=None)
+    facts.add_column(style="dim")
+    facts.add_column()
+    facts.add_row(
+        "fault", f"rank {rank} (pid {pid}) got SIGKILL in step {step + 1}, {after:.3f} s after step {step} was logged"
+    )
+    facts.add_row("checkpoint", f"step {findings.saved_step}, written by the survivors")
+    facts.add_row("kill to checkpoint", f"{findings.checkpoint_seconds:.2f} s ({_phases(findings.phase_seconds)})")
+    facts.add_row("resumed", f"at step {findings.resumed_at}, by the same command")
+    facts.add_row("steps lost", str(findings.lost))
+    console.print(facts)
+    console.print()
+    _show_losses(console, findings)
+    console.print()
+    table = Table(title="Final checkpoints, compared bit by bit", title_justify="left", title_style="bold", box=None)
+    table.add_column("what", style="dim")
+    table.add_column("values", justify="right")
+    table.add_column("")
+    for part in findings.parts:
+        verdict = Text(f"different: {part.different[0]}", "bold red") if part.different else Text("equal", "green")
+        table.add_row(part.name, f"{part.numbers:,}", verdict)
+    console.print(table)
+    console.print()
+
+
+def _phases(seconds: Mapping[str, float]) -> str:
+    return "phases: " + (", ".join(f"{name} {value:.2f} s" for name, value in seconds.items()) or "not recorded")
+
+
+def _show_losses(console: Console, findings: Findings) -> None:
+    steps = sorted(findings.unbroken)
+    shown = steps[:: max(1, -(-len(steps) // _WIDTH))]
+    curves = {"unbroken": findings.unbroken, "killed and resumed": findings.broken}
+    losses = [float(curve[step].loss) for curve in curves.values() for step in shown if step in curve]
+    low, high = min(losses), max(losses)
+    console.print(f"[bold]Loss, steps {steps[0]} to {steps[-1]}[/]  [dim]({high:.3f} down to {low:.3f})[/]")
+    for name, curve in curves.items():
+        line = Text(f"{name:<20}", "dim")
+        for step in shown:
+            style = "green" if step <= findings.saved_step else "cyan"
+            line.append(_bar(curve.get(step), low, high), style if curve is findings.broken else "")
+        console.print(line)
+    marks = "".join("↑" if step == findings.saved_step else " " for step in shown).rstrip()
+    if marks:
+        console.print(Text(f"{'':<20}{marks} saved after the kill: step {findings.saved_step}", "dim"))
+    table = Table(box=None)
+    for name in ("step", *curves, ""):
+        table.add_column(name, justify="right")
+    for step in steps[:: max(1, len(steps) // _ROWS)]:
+        values = [curve[step].loss if step in curve else "(not printed)" for curve in curves.values()]
+        same = "equal" if step not in findings.losses_differ else "DIFFERENT"
+        table.add_row(str(step), *values, same)
+    console.print(table)
+    equal = len(findings.unbroken.keys() & findings.broken.keys()) - len(findings.losses_differ)
+    note = "".join(
+        f"; step {step} is trained and saved, but the kill came before its line" for step in findings.unlogged
+    )
+    console.print(f"{equal} of {len(steps)} logged losses are equal to the last printed digit{note}", style="dim")
+
+
+def _bar(step: Step | None, low: float, high: float) -> str:
+    if step is None:
+        return " "
+    share = (float(step.loss) - low) / (high - low) if high > low else 0.0
+    return _BARS[round(share * (len(_BARS) - 1))]

@@ -242,7 +242,7 @@ def _told_to_all(world: SurvivorsWorld, job: _Dump) -> Iterator[None]:
     try:
         yield
     except (Exception, CheckpointException) as error:  # the latter is torch's and no Exception
-        # torch and Megatron pass on that a writer failed, not why; a full disk is told by what is left, before cleaning.
+        # torch and Megatron pass on that a writer failed, not why. A full disk is told by what is left now.
         room = files.room(job.save)
         job.clean_up()
         reason, first_hand = _reason(error, world)

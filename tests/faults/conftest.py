@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from support.jobs import ForkServer, Job, JobSpec, start_ttprun
+from support.jobs import RANKS, ForkServer, Job, JobSpec, start_ttprun
 from support.tiny_gpt import tiny_gpt_args
 
 Version = Literal["0.19", "0.12"]
@@ -44,6 +44,7 @@ class Starter:
         environ: Mapping[str, str] | None = None,
         options: Sequence[str] = ("--standalone",),
         really: bool = False,
+        blanks: int = RANKS,
         plugin: bool = True,
         **gpt: Any,
     ) -> Job:
@@ -51,12 +52,13 @@ class Starter:
 
         name: of its folder.
         really: with the real ttprun and new interpreters.
+        blanks: processes that the fork server keeps ready for the job; more than the ranks if it is restarted.
         gpt: for tiny_gpt_args.
         """
         places = {"save": str(self.save), "load": str(self.save)}
         arguments = tiny_gpt_args(**{"data_prefix": self._text, "megatron": self._megatron, **places, **gpt})
         spec = JobSpec(self.folder / name, arguments, inject, plugin, environ or {}, options)
-        self.jobs.append(start_ttprun(spec) if really else self._server().start(spec))
+        self.jobs.append(start_ttprun(spec) if really else self._server().start(spec, blanks))
         return self.jobs[-1]
 
     def run(self, name: str, inject: str = "", **named: Any) -> Job:

@@ -24,17 +24,19 @@ def differences_of_runs(unbroken: Job, resumed: Job) -> list[str]:
     ]
 
 
-def differences_of_logs(unbroken: Job, broken: Job, resumed: Job, step: int) -> list[str]:
+def differences_of_logs(unbroken: Job, broken: Job, resumed: Job, step: int, start: int = 0) -> list[str]:
     """Where the training log differs.
 
     A broken run may lack the line of its last step, which Megatron prints after the update. Every other line must be
     there, once, and be the one of the unbroken run.
+
+    step: where the broken run ended. start: where it began.
     """
     expected, before, after = unbroken.losses(), broken.losses(), resumed.losses()
     found = []
     for iteration, lines in expected.items():
         source = before if iteration <= step else after
-        if iteration == step and iteration not in before:
+        if iteration <= start or (iteration == step and iteration not in before):
             continue
         if source.get(iteration) != lines:
             found.append(f"iteration {iteration}: {source.get(iteration)} instead of {lines}")

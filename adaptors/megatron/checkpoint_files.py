@@ -159,13 +159,13 @@ def write_tracker(save: Path, step: int) -> None:
 
 
 def room(save: Path) -> str:
-    """A sentence about the space that is left below `save`; never raises."""
+    """In words, the space that is left below `save`; never raises."""
     try:
         usage = shutil.disk_usage(save)
     except OSError as error:
-        return f"{save} cannot be looked at ({error.strerror})."
+        return f"{save} cannot be looked at: {error.strerror}"
     mebibyte = 2**20
-    return f"{usage.free / mebibyte:.1f} of {usage.total / mebibyte:.1f} MiB are free in {save}."
+    return f"{usage.free / mebibyte:.1f} of {usage.total / mebibyte:.1f} MiB are free in {save}"
 
 
 def discard(temporary: Path) -> None:

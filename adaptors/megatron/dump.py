@@ -12,6 +12,7 @@ A failure on any rank ends the dump on all of them within the deadline; older ch
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -76,7 +77,7 @@ def write_dump(
     began = time.monotonic()
     world = SurvivorsWorld(plan.participants, attempt=attempt, deadline=began + deadline_seconds, check=check)
     job = _Dump(Path(args.save), iteration, args, world)
-    with world, _told_to_all(world, job):
+    with _without_collector(), world, _told_to_all(world, job):
         job.lap("meet")
         holders = find_holders(optimizer, plan, world)
         # Before the swap, after which "my rank" is that among the survivors.
@@ -234,6 +235,20 @@ class _Dump:
 
 
 @contextmanager
+def _without_collector() -> Iterator[None]:
+    """Python's cyclic garbage collection pauses, and for good when the dump fails.
+
+    torch's writer, when the disk is full, leaves objects behind on which the collector crashes (torch 2.14). After a
+    failed dump this process lives for seconds.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    yield
+    if enabled:
+        gc.enable()
+
+
+@contextmanager
 def _told_to_all(world: SurvivorsWorld, job: _Dump) -> Iterator[None]:
     """Turn any failure into a DumpError that says why, on the other ranks too; remove what was begun.
 
@@ -254,7 +269,7 @@ def _told_to_all(world: SurvivorsWorld, job: _Dump) -> Iterator[None]:
             # The others wake up when this rank leaves the world, so the word is there before they look for it.
             world.report(reason)
         raise DumpError(
-            f"the checkpoint of step {job.step} was not written: {reason}. {room} Older checkpoints are untouched.",
+            f"the checkpoint of step {job.step} was not written ({room}): {reason}. Older checkpoints are untouched.",
             collateral=bool(told) or _failed_elsewhere(error, world),
         ) from error
     except BaseException:

@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from mindio_tft_patch.errors import DumpError
+from mindio_tft_patch.errors import DumpError, Interrupted
 
 log = logging.getLogger("mindio_tft_patch.dump")
 
@@ -45,6 +45,9 @@ class SurvivorsWorld:
         rank: global rank of this process.
         number: rank of this process among the participants.
     """
+
+    # Groups whose destructor must not run; they end with the process.
+    _abandoned: ClassVar[list[Any]] = []
 
     def __init__(
         self,
@@ -89,7 +92,7 @@ class SurvivorsWorld:
             # Numbered like a default group: torch takes "rank 0" of a default group for its first member.
             self._world = self._build("world", self.ranks, {number: number for number in range(len(self.ranks))})
         except BaseException as error:
-            self._close()
+            self._close(error)
             if isinstance(error, Exception) and not isinstance(error, DumpError):
                 raise DumpError(f"the survivors {self.ranks} could not connect to each other: {error}") from error
             raise
@@ -163,16 +166,20 @@ class SurvivorsWorld:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close()
+        self._close(error)
 
-    def _close(self) -> None:
+    def _close(self, error: BaseException | None = None) -> None:
         self._restore.close()
+        if isinstance(error, Interrupted):
+            # A collective is pending. The destructor of a gloo group waits for it, and those of its members for each
+            # other, until the group's time-out. All members are being stopped, so nobody needs the wake-up.
+            self._abandoned.extend(self._groups)
         # Closing the connections is what wakes participants that wait for this rank.
         for group in reversed(self._groups):
             try:
                 dist.destroy_process_group(group)
-            except Exception as error:
-                log.warning("a group of the survivors could not be closed: %s", error)
+            except Exception as problem:
+                log.warning("a group of the survivors could not be closed: %s", problem)
         self._groups.clear()
         self._world = None
 

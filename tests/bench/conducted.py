@@ -51,7 +51,7 @@ class ConductedRank:
     def __init__(self, connection: socket.socket) -> None:
         self._lines = connection.makefile("rw", encoding="utf-8")
         self._untimed = self._timed = 0  # steps that are left in this block
-        self._began: tuple[float, float, float] | None = None
+        self._began: tuple[float, float, float, int] | None = None
         self._switch: Switch | None = None
         self._probe: GateProbe | None = None
 
@@ -96,9 +96,9 @@ class ConductedRank:
         self._probe.turn(mode == "probe")
 
     def _start_clocks(self) -> None:
-        control = control_cpu_seconds()
+        control, calls = control_cpu_seconds(), self._calls()
         dist.barrier()
-        self._began = time.perf_counter(), process_cpu_seconds(), control
+        self._began = time.perf_counter(), process_cpu_seconds(), control, calls
 
     def _end_block(self) -> None:
         if self._began is None:
@@ -111,7 +111,11 @@ class ConductedRank:
             "seconds": now - began[0],
             "cpu_seconds": cpu - began[1],
             "control_cpu_seconds": control - began[2],
+            "calls": self._calls() - began[3],
         }
         if self._probe is not None:
             result |= {"gate": self._probe.passes, "marks": self._probe.marks}
         self.say(result)
+
+    def _calls(self) -> int:
+        return 0 if self._switch is None else self._switch.calls()

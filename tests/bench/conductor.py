@@ -90,7 +90,13 @@ class ConductedJob:
 
     def block(self, mode: str, steps: int, untimed: int = 0) -> list[dict[str, Any]]:
         """Train; what each rank says of it."""
-        return self.ask({"do": "block", "mode": mode, "steps": steps, "untimed": untimed})
+        answers = self.ask({"do": "block", "mode": mode, "steps": steps, "untimed": untimed})
+        for one in answers:
+            # Was measured what was meant? The plugin is called several times in each step, or never.
+            expected = one["calls"] == 0 if mode in ("off", "plain") else one["calls"] >= 4 * steps
+            if not expected:
+                raise RuntimeError(f"mode {mode}: the plugin was called {one['calls']} times in {steps} steps")
+        return answers
 
     def seconds(self, mode: str, steps: int, untimed: int = 0) -> float:
         """Train; seconds of a step."""

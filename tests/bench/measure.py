@@ -8,10 +8,11 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from support.folders import TRACKER
 from support.jobs import ForkServer
@@ -19,6 +20,7 @@ from support.tiny_gpt import tiny_gpt_args
 
 from bench.conductor import BenchSpec, ConductedJob
 from bench.cpu_clocks import process_cpu_seconds
+from bench.dump_duel import DumpDuel
 from bench.summary import Summary, overhead, ratio, summarize
 
 NEVER = 10**7
@@ -30,8 +32,10 @@ Say = Callable[[str], None]
 class Size:
     """How much is measured.
 
-    step_pairs, plain_pairs: pairs of blocks. block_steps: steps of a block.
-    dump_layers: layers of the model that is saved; a layer has about 12 hidden^2 parameters of 14 bytes.
+    block_steps: steps of a block. layout_seconds, plain_seconds: time for pairs of blocks, with the plugin turned off
+    and of plain Megatron.
+    dump_layers, small_dump_layers: layers of the models that are saved; a layer has about 12 hidden^2 parameters of 14
+    bytes.
     """
 
     ranks: int = 4
@@ -39,11 +43,12 @@ class Size:
     layers: int = 2
     sequence: int = 32
     block_steps: int = 2
-    step_pairs: int = 120
-    plain_pairs: int = 60
+    layout_seconds: float = 210.0
+    plain_seconds: float = 120.0
     probe_blocks: int = 6
-    probe_steps: int = 10
+    probe_steps: int = 20
     dump_layers: int = 24
+    small_dump_layers: int = 4
     dumps: int = 7
     kills: int = 7
 
@@ -63,10 +68,11 @@ class Bench:
         self.size = size
         self._say = say
         self.step_seconds: dict[str, float] = {}
-        self.dumped_bytes: list[int] = []
-        self.dump_parts: dict[str, float] = {}
+        self.dumped: dict[str, Any] = {}
 
-    def _spec(self, name: str, *, layers: int = 0, plugin: bool = True, conducted: bool = True) -> BenchSpec:
+    def _spec(
+        self, name: str, *, layers: int = 0, plugin: bool = True, conducted: bool = True, **gpt: Any
+    ) -> BenchSpec:
         size = self.size
         extra = ["--hidden-size", size.hidden, "--ffn-hidden-size", 4 * size.hidden, "--num-attention-heads", 8]
         extra += ["--num-layers", layers or size.layers, "--log-interval", 100, "--save-interval", NEVER]
@@ -76,6 +82,7 @@ class Bench:
             save=str(self._folder / name / "save"),
             eval_interval=NEVER,
             extra=[str(word) for word in extra],
+            **gpt,
         )
         return BenchSpec(self._folder / name, arguments, plugin=plugin, ranks=size.ranks, conducted=conducted)
 
@@ -100,13 +107,12 @@ class Bench:
     def _same_layout(self, job: ConductedJob) -> Results:
         seconds: dict[str, list[float]] = {"on": [], "off": []}
         cpu: dict[str, list[float]] = {"on": [], "off": []}
-        for number in range(self.size.step_pairs):
+        for number in self._for("same layout", self.size.layout_seconds):
             # on off, off on: what grows during a pair adds to each of them as often as to the other.
             for mode in ("on", "off") if number % 2 else ("off", "on"):
                 answers = job.block(mode, self.size.block_steps)
                 seconds[mode].append(max(one["seconds"] for one in answers))
                 cpu[mode].append(sum(one["cpu_seconds"] for one in answers))
-            self._progress("same layout", number, self.size.step_pairs)
         for mode, values in seconds.items():
             self.step_seconds[mode] = median(values) / self.size.block_steps
         return {
@@ -116,12 +122,11 @@ class Bench:
 
     def _against_plain(self, job: ConductedJob, plain: ConductedJob) -> Results:
         seconds: dict[str, list[float]] = {"on": [], "plain": []}
-        for number in range(self.size.plain_pairs):
+        for number in self._for("plain Megatron", self.size.plain_seconds):
             for mode in ("on", "plain") if number % 2 else ("plain", "on"):
                 # The first step finds the other job's data in the caches.
                 one = plain if mode == "plain" else job
                 seconds[mode].append(one.seconds(mode, self.size.block_steps, untimed=1))
-            self._progress("plain Megatron", number, self.size.plain_pairs)
         self.step_seconds["plain"] = median(seconds["plain"])
         return {"overhead_vs_plain": overhead(seconds["on"], seconds["plain"])}
 
@@ -151,49 +156,28 @@ class Bench:
     def dump(self) -> Results:
         """The dump against torch.save and fsync of as many bytes by the same ranks, taking turns."""
         size = self.size
-        job = ConductedJob(self._server, self._spec("dump", layers=size.dump_layers))
+        return {
+            **self._dump("", size.dump_layers),
+            **self._dump("_small", size.small_dump_layers),
+            **self._dump("_torch_format", size.dump_layers, ckpt_format="torch"),
+        }
+
+    def _dump(self, suffix: str, layers: int, **gpt: Any) -> Results:
+        name = f"dump{suffix}"
+        job = ConductedJob(self._server, self._spec(name, layers=layers, **gpt))
         try:
             job.block("on", steps=2)
-            faulty, alive = [size.ranks - 1], list(range(size.ranks - 1))
-            told = [one["sets"] for one in job.ask({"do": "tell_replica_sets"})]
-            sets = [list(one) for one in sorted({(name, tuple(ranks)) for sets in told for name, ranks in sets})]
-            command = {"do": "dump_checkpoint", "faulty": faulty, "alive": alive, "sets": sets}
-            attempts = itertools.count(1)
-            written: list[int] = []
-            parts: list[dict[str, float]] = []
-
-            def dump() -> float:
-                attempt = next(attempts)
-                place = self._folder / "dump" / f"dump-{attempt}"
-                answers = job.ask({**command, "attempt": attempt, "save": str(place)}, alive)
-                written[:] = [one["bytes"] for one in answers]
-                parts.append(answers[0]["parts"])
-                shutil.rmtree(place)
-                return max(one["seconds"] for one in answers)
-
-            def torch_save() -> float:
-                places = {rank: self._folder / "dump" / f"saved-{rank}" for rank in alive}
-                sizes = zip(alive, written, strict=True)
-                own = {rank: {"path": str(places[rank]), "size": size} for rank, size in sizes}
-                answers = job.ask({"do": "torch_save"}, alive, own)
-                for place in places.values():
-                    place.unlink()
-                return max(one["seconds"] for one in answers)
-
-            dump(), torch_save()  # the first of each imports, and builds caches
-            times: dict[Callable[[], float], list[float]] = {dump: [], torch_save: []}
-            for number in range(size.dumps):
-                for what in (dump, torch_save) if number % 2 else (torch_save, dump):
-                    times[what].append(what())
-                self._progress("dump", number, size.dumps)
-            self.dumped_bytes = list(written)
-            self.dump_parts = {name: median(one[name] for one in parts[1:]) for name in parts[-1]}
+            duel = DumpDuel(job, self._folder / name)
+            for number in range(self.size.dumps):
+                duel.round(number)
+                self._progress(name, number, self.size.dumps)
         finally:
             job.end()
+        self.dumped[name] = {"bytes": duel.written, "part_seconds": duel.part_seconds()}
         return {
-            "dump_vs_torch_save": ratio(times[dump], times[torch_save]),
-            "dump_seconds": summarize(times[dump], "s"),
-            "torch_save_seconds": summarize(times[torch_save], "s"),
+            f"dump_vs_torch_save{suffix}": ratio(duel.dumps, duel.saves),
+            f"dump_seconds{suffix}": summarize(duel.dumps, "s"),
+            f"torch_save_seconds{suffix}": summarize(duel.saves, "s"),
         }
 
     # ---------------------------------------------------------------- kill
@@ -229,3 +213,13 @@ class Bench:
 
     def _progress(self, what: str, number: int, of: int) -> None:
         self._say(f"{what} {number + 1}/{of}")
+
+    def _for(self, what: str, seconds: float) -> Iterator[int]:
+        """Count until the time is over; at least to four, and to an even number."""
+        began = time.monotonic()
+        for number in itertools.count():
+            passed = time.monotonic() - began
+            if passed >= seconds and number >= 4 and number % 2 == 0:
+                return
+            self._say(f"{what}: {passed:.0f} of {seconds:.0f} s")
+            yield number

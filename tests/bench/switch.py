@@ -49,3 +49,7 @@ class Switch:
             self._beating.set()
         else:
             self._beating.clear()
+
+    def calls(self) -> int:
+        """How often the plugin has been called so far by what can be turned off."""
+        return sum(record.calls for record in self._records)

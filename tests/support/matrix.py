@@ -66,8 +66,9 @@ MOMENTS: tuple[Moment, ...] = (
     Moment("before_gate", "moment=before_gate,step=5", 4),
     Moment("after_gate", f"moment=after_gate,step=5,{_LATE}", 5),
     Moment("in_update", f"moment=in_update,step=5,{_LATE}", 5),
-    Moment("after_update", f"moment=after_update,step=5,{_LATE}", 5),
-    Moment("gather", f"moment=gather,step=6,{_LATE}", 6),
+    # Others begin the evaluation that follows step 6.
+    Moment("after_update", f"moment=after_update,step=6,{_LATE}", 6),
+    Moment("gather", f"moment=gather,step=5,{_LATE}", 5),
     # The gate's barrier completes for some and raises for others.
     Moment(
         "gate_half",

@@ -57,7 +57,8 @@ def _collect_writes_in_this_process() -> None:
     """Megatron's first save starts a process for a queue, which imports everything again: five seconds for nothing."""
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-    filesystem_async._results_queue = queue.Queue()
+    if hasattr(filesystem_async, "get_write_results_queue"):  # core_v0.12 writes in forked processes and needs its own
+        filesystem_async._results_queue = queue.Queue()
 
 
 def _tracer(path: Path) -> Callable[[str, int], None]:

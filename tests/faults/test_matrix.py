@@ -37,7 +37,7 @@ class Unbroken:
         key = (megatron, case.job)
         if key not in self._jobs:
             place = self._folder / "-".join((megatron, *case.job))
-            self._jobs[key] = starter.elsewhere(place).run("unbroken", **case.arguments())
+            self._jobs[key] = starter.elsewhere(place).run("unbroken", **case.arguments(megatron))
         job = self._jobs[key]
         assert job.code == 0, job.story()
         return job
@@ -55,10 +55,10 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Unbroken:
 def test_a_killed_rank_costs_no_completed_step(case: Case, megatron: str, starter: Starter, unbroken: Unbroken) -> None:
     expected = unbroken.of(case, megatron, starter)
 
-    broken = starter.run("broken", case.moment.schedule(case.rank), **case.arguments())
+    broken = starter.run("broken", case.moment.schedule(case.rank), **case.arguments(megatron))
     check_promise(broken, starter.save, case)
 
-    resumed = starter.run("resumed", **case.arguments())
+    resumed = starter.run("resumed", **case.arguments(megatron))
     assert resumed.code == 0, resumed.story()
     assert differences_of_runs(expected, resumed) == []
     assert differences_of_logs(expected, broken, resumed, case.moment.step) == []

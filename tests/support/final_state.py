@@ -57,8 +57,11 @@ def _optimizer_entries(where: str, leaf: Any) -> Iterator[tuple[str, str]]:
     if leaf.optimizer is None:  # this rank has no share of it
         return
     for group_number, group in enumerate(leaf.optimizer.param_groups):
-        # "step" is what a checkpoint that was loaded had; torch's Adam counts for each parameter, below.
-        scalars = {key: _plain(value) for key, value in sorted(group.items()) if key not in ("params", "step")}
+        # "step" is what a checkpoint that was loaded had; torch's Adam counts for each parameter, below. "wd_mult" goes
+        # into "weight_decay".
+        scalars = {
+            key: _plain(value) for key, value in sorted(group.items()) if key not in ("params", "step", "wd_mult")
+        }
         yield f"{where}/group{group_number}", str(scalars)
         for number, parameter in enumerate(group["params"]):
             own = f"{where}/group{group_number}/{number}"

@@ -27,10 +27,13 @@ class LogState:
         self._sums: dict[str, Any] = {}
         self._carried: dict[str, Any] | None = None
         self._resumed = False
+        self._log_interval = 1
+        self._cut_short = False  # the last call did not come to its end, where it prints and clears the sums
 
     def resume(self, iteration: int, directory: Path | None, log_interval: int) -> None:
         """A job starts at `iteration`, which it loaded from `directory`; it logs every `log_interval` iterations."""
         self._resumed = iteration > 0
+        self._log_interval = log_interval
         if not self._resumed or directory is None:
             return
         try:
@@ -53,7 +56,11 @@ class LogState:
             if kwargs.get("is_first_iteration"):
                 kwargs = {**kwargs, "is_first_iteration": False}
         self._resumed, self._carried = False, None
-        return wrapped(*args, **kwargs)
+        # What newer releases print after the first iteration stays in the sums anyway.
+        self._cut_short = not kwargs.get("is_first_iteration")
+        result = wrapped(*args, **kwargs)
+        self._cut_short = False
+        return result
 
     def files(self, iteration: int) -> dict[str, bytes]:
         """The file for a checkpoint of `iteration`; none on ranks that have no losses (not the last pipeline stage).
@@ -62,6 +69,8 @@ class LogState:
         """
         if not any(isinstance(value, torch.Tensor) for value in self._sums.values()):
             return {}
+        if self._cut_short and iteration % self._log_interval == 0:
+            return {}  # the line of this interval is lost; its sums must not get into the next one
         sums = {name: _plain(value) for name, value in self._sums.items()}
         return {FILE_NAME: json.dumps({"iteration": iteration, "sums": sums}).encode()}
 

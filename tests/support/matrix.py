@@ -115,8 +115,8 @@ class Case:
 
     def arguments(self, megatron: str) -> dict[str, Any]:
         """For tiny_gpt_args."""
-        # core_v0.12 saves the parameter groups of rank 0 for all. On later pipeline stages they are in another order, so
-        # that every ordinary restart swaps which parameters decay.
+        # core_v0.12 saves the parameter groups of rank 0 for all. On later pipeline stages they are in another order,
+        # so that every ordinary restart swaps which parameters decay.
         decay = ["--weight-decay", "0.0"] if (self.topology, megatron) == ("pp2dp2", "0.12") else []
         return {
             "extra": decay,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ast
 import os
+import re
 import sys
 import sysconfig
 import tempfile
@@ -22,6 +23,8 @@ from typing import Any
 
 END_OF_DOCUMENT = 256
 DEFAULT_MAX_BYTES = 2_000_000
+_DOCUMENT_BYTES = 1024  # least size of a document that is cut out of a file
+_DOCUMENT_BYTES_MAX = 16 * 1024
 
 
 class DataError(Exception):
@@ -32,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(prog="prepare_data", description="Make a byte-level Megatron dataset from text.")
     parser.add_argument("--output", required=True, metavar="PREFIX", help="writes PREFIX.bin and PREFIX.idx")
-    parser.add_argument("--text", nargs="+", type=Path, metavar="FILE", help="text files, one document each")
+    parser.add_argument("--text", nargs="+", type=Path, metavar="FILE", help="text files, cut at empty lines")
     parser.add_argument("--max-bytes", type=int, default=DEFAULT_MAX_BYTES, help="stop after this much (%(default)s)")
     options = parser.parse_args(argv)
     try:
@@ -49,7 +52,7 @@ def prepare(
 ) -> tuple[int, int]:
     """Write the dataset and return the number of documents and of bytes.
 
-    texts: files, one document each; None takes Python's own documentation.
+    texts: files, cut into documents at empty lines; None takes Python's own documentation.
     Raises DataError for a missing or empty file and where Megatron is not installed, OSError where writing fails.
     """
     if max_bytes <= 0:
@@ -75,14 +78,31 @@ def prepare(
 
 
 def _read(texts: Iterable[Path]) -> Iterator[bytes]:
-    """Yield each file as one document."""
+    """Yield the documents of each file.
+
+    A dataset of one document cannot be split into training, validation and test data, and Megatron waits for ever for
+    the first sample of an empty part.
+    """
     for path in texts:
         if not path.is_file():
             raise DataError(f"{path} is not a file; give the path of a text file to --text.")
         content = path.read_bytes()
         if not content.strip():
             raise DataError(f"{path} is empty; leave it out of --text.")
-        yield content
+        document = b""
+        for paragraph in re.split(rb"(?<=\n)\s*\n", content):
+            document = document + b"\n" + paragraph if document else paragraph
+            if len(document) >= _DOCUMENT_BYTES:
+                yield from _pieces(document)
+                document = b""
+        if document.strip():
+            yield document
+
+
+def _pieces(text: bytes) -> Iterator[bytes]:
+    """Cut a paragraph that has no empty line for very long."""
+    for start in range(0, len(text), _DOCUMENT_BYTES_MAX):
+        yield text[start : start + _DOCUMENT_BYTES_MAX]
 
 
 def _python_documentation() -> Iterator[bytes]:

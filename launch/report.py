@@ -93,6 +93,19 @@ def final_lines(ending: Ending) -> list[str]:
     return lines
 
 
+def early_lines(rank: int, code: int, told: str) -> list[str]:
+    """The report of a job that ended before any rank had registered. told: what the rank wrote into its error file."""
+    lines = [f"the job ended before training: rank {rank} {describe_exit(code)}"]
+    # torch fills in a text of its own for ranks that wrote nothing.
+    if told and "traceback" not in told.lower() and not told.startswith("Signal"):
+        return [*lines, *told.splitlines()]
+    return [
+        *lines,
+        "no rank registered with the controller: what the ranks printed above says why; does the script begin with "
+        "`import mindio_tft_patch`?",
+    ]
+
+
 def _restarts(count: int) -> str:
     return f"{count} restart is left" if count == 1 else f"{count} restarts are left"
 

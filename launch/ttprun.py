@@ -26,7 +26,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from mindio_tft_patch import logs
 from mindio_tft_patch.config import Config, read_config
 from mindio_tft_patch.errors import ConfigError, TftError, UnsupportedError
-from mindio_tft_patch.launch.report import formatted, signal_name
+from mindio_tft_patch.launch.report import early_lines, formatted, signal_name
 
 if TYPE_CHECKING:
     from mindio_tft_patch.launch.agent import FaultTolerantAgent
@@ -119,10 +119,12 @@ def _run_protected(arguments: Namespace, config: Config) -> int:
     try:
         with _agent_replaced(config, made):
             run(arguments)
-    except ChildFailedError:
+    except ChildFailedError as failed:
         # The agent has told what happened. Without an ending of ours the fault came before any rank had registered.
         if not any(agent.endings for agent in made):
-            raise
+            rank, failure = failed.get_first_failure()
+            told = failure.message if isinstance(failure.message, str) else ""
+            _say(*early_lines(rank, failure.exitcode, told))
         return 1
     except SignalException as error:
         _say(f"the job ended because the launcher received {signal_name(error.sigval)}; there was nothing to save")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import re
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mindio_tft_patch.adaptors.doctor.command import Launch
 from mindio_tft_patch.adaptors.doctor.findings import Finding, error, ok, warning
+from mindio_tft_patch.config import FEATURE_FLAGS, MASTER_FLAG
 
 _IMPORT = re.compile(r"^\s*(import|from)\s+mindio_tft_patch\b", re.MULTILINE)
 _DATA = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
@@ -41,6 +43,10 @@ def judge_words(unknown: Sequence[str], known: Sequence[str]) -> Iterator[Findin
         if not word.startswith("-"):
             continue
         name = word.partition("=")[0]
+        ours = difflib.get_close_matches(name, (MASTER_FLAG, *FEATURE_FLAGS), n=1, cutoff=0.85)
+        if ours and name not in (MASTER_FLAG, *FEATURE_FLAGS):
+            yield error("flags", f"{name} is not a flag, so nothing is switched on by it.", f"Write {ours[0]}.")
+            continue
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
         hint = f"Did you mean {near[0]}? " if near else ""
         yield warning(
@@ -65,10 +71,41 @@ def judge_data(arguments: Mapping[str, Any]) -> Iterator[Finding]:
         )
     if prefixes and not missing:
         yield ok("data", f"{len(prefixes)} dataset(s) found.")
+        yield from _judge_split(arguments)
     for name in ("data_args_path", "per_split_data_args_path"):
         listing = arguments.get(name)
         if listing and not Path(listing).is_file():
             yield error("data", f"{listing} is not there.", f"Change --{name.replace('_', '-')}.")
+
+
+def _judge_split(arguments: Mapping[str, Any]) -> Iterator[Finding]:
+    """Megatron waits for ever for the first sample of a part that has no document."""
+    prefixes, split = arguments.get("data_path") or (), arguments.get("split")
+    if len(prefixes) != 1 or not split or not arguments.get("eval_iters"):
+        return
+    documents = _documents(Path(f"{prefixes[0]}.idx"))
+    shares = [float(one) for one in str(split).split(",")]
+    if documents is None or sum(shares) <= 0:
+        return
+    ends = [round(documents * sum(shares[: end + 1]) / sum(shares)) for end in range(len(shares))]
+    for name, share, start, end in zip(("training", "validation", "test"), shares, [0, *ends], ends, strict=False):
+        if share > 0 and end <= start:
+            yield error(
+                "data",
+                f"{prefixes[0]} has {documents} document(s): --split {split} leaves none for the {name} data, and "
+                "Megatron then waits for ever in the set-up.",
+                "Change --split, set --eval-iters 0, or cut the text into more documents.",
+            )
+
+
+def _documents(index: Path) -> int | None:
+    """Documents of a Megatron indexed dataset, from the head of its .idx file; None when it is something else."""
+    with index.open("rb") as file:
+        head = file.read(34)
+    if len(head) < 34 or head[:9] != b"MMIDIDX\x00\x00":
+        return None
+    _version, _code, _sequences, entries = struct.unpack("<QBQQ", head[9:])
+    return int(entries) - 1
 
 
 def _is_weight(word: str) -> bool:

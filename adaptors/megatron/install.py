@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 
 from mindio_tft_patch.adaptors.megatron import versions
 from mindio_tft_patch.adaptors.megatron.patches import table
 from mindio_tft_patch.adaptors.megatron.session import Session
 from mindio_tft_patch.config import Config
 from mindio_tft_patch.patching import PatchManager
+from mindio_tft_patch.variables import complaints
 
 log = logging.getLogger("mindio_tft_patch.install")
 
@@ -30,7 +32,7 @@ class Installation:
         """
         version = versions.installed()
         self.manager.apply(table(self.session, self._check_reached), version.core)
-        for warning in self.config.warnings:
+        for warning in (*self.config.warnings, *(complaints(os.environ) if self.config.rank == 0 else ())):
             log.warning(warning)
 
     def _check_reached(self) -> None:

@@ -8,15 +8,18 @@ the arguments yet.
 from __future__ import annotations
 
 import logging
+import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from mindio_tft_patch.adaptors.megatron import versions
 from mindio_tft_patch.adaptors.megatron.arguments import set_switches
+from mindio_tft_patch.adaptors.refusal import tell_launcher
 from mindio_tft_patch.config import (
     ELASTIC_FLAG,
     HBM_FLAG,
@@ -304,6 +307,24 @@ def raise_errors(findings: Sequence[Finding]) -> None:
     raise ConfigError(f"{MASTER_FLAG}: training cannot start.{lines}")
 
 
+def check_writable(save: str) -> None:
+    """A folder that cannot be written must not be found out about when a fault makes it needed.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    try:
+        Path(save).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=save):
+            pass
+    except OSError as problem:
+        raise ConfigError(
+            f"{MASTER_FLAG}: --save {save} cannot be written ({problem.strerror or problem}), and the dying-gasp "
+            "checkpoint goes there.",
+            change="Change --save, or the permissions of the folder.",
+        ) from problem
+
+
 def prepare(arguments: Namespace, config: Config, *, lacks_einops: bool = False) -> None:
     """Check the arguments and switch the replica layout on.
 
@@ -313,7 +334,13 @@ def prepare(arguments: Namespace, config: Config, *, lacks_einops: bool = False)
     set_switches(arguments, config)
     facts = facts_of(arguments, config, lacks_einops=lacks_einops)
     findings = check(facts)
-    raise_errors(findings)
+    try:
+        raise_errors(findings)
+        if config.high_availability and config.local_rank == 0:
+            check_writable(arguments.save)
+    except ConfigError as refusal:
+        tell_launcher(str(refusal))
+        raise
     if config.rank == 0:
         for finding in findings:
             logger.warning("%s %s", finding.message, finding.change)

@@ -125,7 +125,7 @@ def choose_target(roster: Roster) -> tuple[int | None, str]:
     ahead = {rank: commit.updating or commit.step for rank, commit in commits.items()}
     highest = max(ahead.values())
     if highest == lowest:
-        reason = f"step {lowest}: no rank has passed the gate for a later step"
+        reason = f"step {lowest} is the last completed one"
         sources, trouble = choose_sources(roster, lowest)
         return (lowest, reason) if sources is not None else (None, trouble)
     passed = [rank for rank, step in ahead.items() if step == highest]
@@ -221,7 +221,7 @@ def _misfit_coverage(situation: Situation) -> str:
     roster = situation.roster
     unready = [rank for rank, state in roster.ranks.items() if state.ready is None]
     if unready:
-        return f"{named(unready)} had not finished its set-up, so there is no trained state to keep"
+        return f"{named(unready)} did not finish the set-up, so there is no trained state to keep"
     sources, trouble = _cover(roster, lambda state: state.healthy and not state.unfit, lambda state: state.trouble)
     return "" if sources is not None else trouble
 
@@ -252,7 +252,7 @@ def choose_strategy(
         why the rungs above do not fit.
     """
     situation = Situation(roster, faults, now)
-    happened = "; ".join(dict.fromkeys(str(fault) for fault in root_causes(faults)))
+    happened = summary(root_causes(faults))
     passed_over: list[str] = []
     for strategy in LADDER:
         misfit = "" if _offered(roster, strategy) else None
@@ -277,6 +277,19 @@ def root_causes(faults: Sequence[Fault]) -> list[Fault]:
     """Faults without those that only follow from another: what peers of a dead rank report is not worth a word."""
     primary = [fault for fault in faults if fault.kind not in SECONDARY]
     return primary or list(faults)
+
+
+def summary(faults: Sequence[Fault]) -> str:
+    """The faults in words, those that many ranks share told once."""
+    ranks: dict[tuple[FaultKind, str], list[int]] = {}
+    for fault in faults:
+        members = ranks.setdefault((fault.kind, fault.detail), [])
+        if fault.rank is not None and fault.rank not in members:
+            members.append(fault.rank)
+    return "; ".join(
+        f"{named(sorted(who)) if who else 'the job'}: {kind.value}" + (f" ({detail})" if detail else "")
+        for (kind, detail), who in ranks.items()
+    )
 
 
 def by_cause(faults: Sequence[Fault]) -> list[Fault]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from support.jobs import FLAG, ForkServer, Job, JobSpec
 
@@ -111,7 +111,10 @@ class ConductedJob:
         """
         ranks = range(self.ranks) if ranks is None else ranks
         for rank in ranks:
-            self._say(rank, {**command, **((own or {}).get(rank, {}))})
+            try:
+                self._say(rank, {**command, **((own or {}).get(rank, {}))})
+            except OSError:
+                self._tell_of_the_end_of(rank)
         deadline = time.monotonic() + _ANSWER_SECONDS
         return [self._answer(rank, deadline) for rank in ranks]
 
@@ -134,10 +137,13 @@ class ConductedJob:
             self._check(deadline)
         line = peer.lines.readline()
         if not line:
-            time.sleep(1.0)
-            raise RuntimeError(f"rank {rank} has ended\n{self.job.story()}")
+            self._tell_of_the_end_of(rank)
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+    def _tell_of_the_end_of(self, rank: int) -> NoReturn:
+        time.sleep(2.0)  # for the launcher, to tell why
+        raise RuntimeError(f"rank {rank} has ended\n{self.job.story()}")
 
     def _check(self, deadline: float) -> None:
         if self.job.poll() is not None or time.monotonic() > deadline:

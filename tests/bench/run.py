@@ -134,11 +134,16 @@ def _table(results: Results) -> Table:
 
 
 def _verdict(name: str, summary: Summary) -> str:
+    """Whether the target is met; a median on the right side of it proves nothing while its interval holds both."""
     target = TARGETS.get(name)
     if target is None:
         return ""
     shown = replace(summary, median=target).shown()[0]
-    return f"[green]< {shown}[/]" if summary.median < target else f"[red]missed: {shown}[/]"
+    if summary.high < target:
+        return f"[green]met: < {shown}[/]"
+    if summary.low > target:
+        return f"[red]missed: < {shown}[/]"
+    return f"[yellow]open: < {shown}[/]"
 
 
 if __name__ == "__main__":

@@ -249,3 +249,10 @@ def test_who_is_blamed_for_a_failed_dump() -> None:
     assert [one.rank for one in decide.blamed_for_dump([failed(1, True), failed(2)], everybody)] == [2]
     assert [one.rank for one in decide.blamed_for_dump([failed(2), failed(1), failed(0)], everybody)] == [2]
     assert [one.rank for one in decide.blamed_for_dump([failed(2, True), failed(1, True)], everybody)] == [2, 1]
+
+
+def test_what_many_ranks_report_alike_is_told_once() -> None:
+    faults = [Fault(rank, FaultKind.EXCEPTION, "AssertionError: lr") for rank in (2, 0, 1)]
+    faults.append(Fault(3, FaultKind.PROCESS_DEATH, "signal 9"))
+    assert decide.summary(faults) == "ranks 0, 1, 2: exception (AssertionError: lr); rank 3: process_death (signal 9)"
+    assert decide.summary([Fault(None, FaultKind.TERMINATED, "SIGTERM")]) == "the job: terminated (SIGTERM)"

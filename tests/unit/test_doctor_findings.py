@@ -14,6 +14,7 @@ from mindio_tft_patch.adaptors.doctor.findings import Finding, Level
 from mindio_tft_patch.adaptors.doctor.network import ELSEWHERE, FREE, TAKEN, Situation
 from mindio_tft_patch.adaptors.doctor.storage import Plan, SaveFolder
 from mindio_tft_patch.config import Config, read_config
+from mindio_tft_patch.variables import known_variables
 
 PROTECTED = Config(high_availability=True)
 ONE_NODE = Launch(ranks_per_node=4, static=False)
@@ -163,7 +164,7 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_variable_of_the_configuration_is_known() -> None:
-    known = settings.known_variables()
+    known = known_variables()
     assert {"TTP_PORT", "TTP_TLS", "TTP_ADDR", "HIGH_AVAILABILITY", "TFT_CONTROLLER", "TTP_LOG_PATH"} <= known
 
 

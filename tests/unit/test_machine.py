@@ -126,7 +126,7 @@ def test_a_fault_in_the_set_up_ends_the_job_since_there_is_nothing_to_save() -> 
     job.done(Phase.STOP, 0, 1)
     verdict = job.machine.verdict
     assert verdict is not None and verdict.strategy is Strategy.EXIT
-    assert "ranks 2, 3 had not finished its set-up" in verdict.reason
+    assert "ranks 2, 3 did not finish the set-up" in verdict.reason
     assert set(job.sent(Phase.EXIT)) == {0, 1, 3}
 
 

@@ -73,16 +73,33 @@ def set_rng_states(states: dict[str, Any]) -> None:
     tensor_parallel.get_cuda_rng_tracker().set_states(dict(states["tracker"]))
 
 
-def _persistent_buffers(chunk: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
-    for prefix, module in chunk.named_modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None and name not in module._non_persistent_buffers_set:
-                yield f"{prefix}.{name}", buffer
+class PersistentBuffers:
+    """The buffers of model chunks that a checkpoint holds and that are no parameters; for most models there are none.
 
+    Which modules have buffers is looked up once: the walk over all modules is too slow for every step.
+    """
 
-def buffers_of(model: list[torch.nn.Module]) -> tuple[dict[str, torch.Tensor], ...]:
-    """Copies of the persistent buffers of each model chunk; for most models there are none."""
-    return tuple({name: buffer.detach().clone() for name, buffer in _persistent_buffers(chunk)} for chunk in model)
+    def __init__(self, model: list[torch.nn.Module]) -> None:
+        self._owners = [
+            [(prefix, module) for prefix, module in chunk.named_modules() if module._buffers] for chunk in model
+        ]
+
+    def copies(self) -> tuple[dict[str, torch.Tensor], ...]:
+        """A copy of each, by chunk and name."""
+        return tuple({name: buffer.detach().clone() for name, buffer in self._of(chunk)} for chunk in self._owners)
+
+    def restore(self, copies: tuple[dict[str, torch.Tensor], ...]) -> None:
+        """Put `copies()` back."""
+        for chunk, saved in zip(self._owners, copies, strict=True):
+            for name, buffer in self._of(chunk):
+                buffer.data.copy_(saved[name])
+
+    @staticmethod
+    def _of(owners: list[tuple[str, torch.nn.Module]]) -> Iterable[tuple[str, torch.Tensor]]:
+        for prefix, module in owners:
+            for name, buffer in module._buffers.items():
+                if buffer is not None and name not in module._non_persistent_buffers_set:
+                    yield f"{prefix}.{name}", buffer
 
 
 def samples_per_iteration(args: Any) -> int:
@@ -150,7 +167,7 @@ class TrainState:
 
     def __init__(self, args: Any, model: list[Any], optimizer: Any, scheduler: Any, iteration: int) -> None:
         self._args = args
-        self._model = model
+        self._buffers = PersistentBuffers(model)
         self._optimizer = optimizer
         self._scheduler = scheduler
         self.record = StepRecord(
@@ -161,7 +178,7 @@ class TrainState:
             scheduler_steps=scheduler.num_steps,
             scalers=_scaler_states(optimizer),
             rng=rng_states(),
-            buffers=buffers_of(model),
+            buffers=self._buffers.copies(),
             floating_point_operations=getattr(args, "num_floating_point_operations_so_far", 0),
         )
 
@@ -183,7 +200,7 @@ class TrainState:
             scheduler_steps=self._scheduler.num_steps + (0 if skipped else samples),
             scalers=_scaler_states(self._optimizer),
             rng=rng_states(),
-            buffers=buffers_of(self._model),
+            buffers=self._buffers.copies(),
             floating_point_operations=last.floating_point_operations + operations,
         )
 
@@ -206,9 +223,7 @@ class TrainState:
         for leaf, state in zip(leaf_optimizers(self._optimizer), record.scalers, strict=True):
             if state is not None:
                 leaf.grad_scaler.load_state_dict(copy.deepcopy(state))
-        for chunk, saved in zip(self._model, record.buffers, strict=True):
-            for name, buffer in _persistent_buffers(chunk):
-                buffer.data.copy_(saved[name])
+        self._buffers.restore(record.buffers)
         _settle_rerun_machine(record.step)
         set_rng_states(record.rng)
         return record

@@ -74,6 +74,7 @@ class Config:
     master_address: str = "127.0.0.1"
     master_port: int = 29500
     controller_external: bool = False
+    started_by_ttprun: bool = False
     agent_store: bool = False
     restart_count: int = 0
     argv: tuple[str, ...] = field(default=(), repr=False)
@@ -223,6 +224,7 @@ def read_config(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
         local_world_size=reader.integer("LOCAL_WORLD_SIZE", 0, 0, 10**6),
         master_address=environ.get("MASTER_ADDR") or "127.0.0.1",
         master_port=reader.integer("MASTER_PORT", 29500, 1, 65535),
+        started_by_ttprun=environ.get("TFT_CONTROLLER") == "agent",
         controller_external=environ.get("TFT_CONTROLLER") == "agent" or bool(environ.get("MINDX_TASK_ID")),
         agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() in ("true", "1"),
         restart_count=reader.integer("TORCHELASTIC_RESTART_COUNT", 0, 0, 10**6),

@@ -151,7 +151,7 @@ class _Dump:
         if self.args.ckpt_format != "torch":
             return
         place = str(self._own_folder())
-        self.writes_optimizer = speaks_first
+        self.writes_optimizer = speaks_first and not self.args.no_save_optim
         everyone = self.world.gather((place, speaks_first))
         self.writes_model = [where for where, _ in everyone].index(place) == self.world.number
         writers = [where for where, speaks in everyone if speaks]

@@ -8,6 +8,7 @@ resumed job takes them up. Megatron itself ignores the file.
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 from pathlib import Path
@@ -28,7 +29,9 @@ class LogState:
         self._carried: dict[str, Any] | None = None
         self._resumed = False
         self._log_interval = 1
-        self._cut_short = False  # the last call did not come to its end, where it prints and clears the sums
+        self._logged: int | None = (
+            None  # last iteration whose call came to its end, where it prints and clears the sums
+        )
 
     def resume(self, iteration: int, directory: Path | None, log_interval: int) -> None:
         """A job starts at `iteration`, which it loaded from `directory`; it logs every `log_interval` iterations."""
@@ -56,10 +59,9 @@ class LogState:
             if kwargs.get("is_first_iteration"):
                 kwargs = {**kwargs, "is_first_iteration": False}
         self._resumed, self._carried = False, None
-        # What newer releases print after the first iteration stays in the sums anyway.
-        self._cut_short = not kwargs.get("is_first_iteration")
+        self._logged = None
         result = wrapped(*args, **kwargs)
-        self._cut_short = False
+        self._logged = _iteration(wrapped, args, kwargs)
         return result
 
     def files(self, iteration: int) -> dict[str, bytes]:
@@ -69,10 +71,18 @@ class LogState:
         """
         if not any(isinstance(value, torch.Tensor) for value in self._sums.values()):
             return {}
-        if self._cut_short and iteration % self._log_interval == 0:
+        if self._logged != iteration and iteration % self._log_interval == 0:
             return {}  # the line of this interval is lost; its sums must not get into the next one
         sums = {name: _plain(value) for name, value in self._sums.items()}
         return {FILE_NAME: json.dumps({"iteration": iteration, "sums": sums}).encode()}
+
+
+def _iteration(training_log: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    """The argument `iteration`, whose position differs between releases."""
+    try:
+        return int(inspect.signature(training_log).bind(*args, **kwargs).arguments["iteration"])
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _plain(value: Any) -> Any:

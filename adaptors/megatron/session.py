@@ -20,6 +20,7 @@ from mindio_tft_patch.adaptors.megatron.gate import CommitGate
 from mindio_tft_patch.adaptors.megatron.handlers import MegatronHandlers, Training
 from mindio_tft_patch.adaptors.megatron.log_state import LogState
 from mindio_tft_patch.adaptors.megatron.train_state import TrainState
+from mindio_tft_patch.adaptors.orphans import die_with_parent
 from mindio_tft_patch.config import Config
 from mindio_tft_patch.controller.server import ControllerServer
 from mindio_tft_patch.processor.client import Client
@@ -103,6 +104,8 @@ class Session:
             on_exit=self._on_exit,
         )
         self._device.install()
+        if config.started_by_ttprun:
+            die_with_parent()
         # Now, so that whatever user code registers from here on still runs before it.
         atexit.register(self._end_without_tear_down)
         if threading.current_thread() is threading.main_thread():

@@ -98,6 +98,17 @@ def test_a_file_that_is_broken_or_of_another_step_is_left_alone(tmp_path: Path, 
     assert log.lines == [3.0]
 
 
+def test_an_interval_that_ended_without_its_line_is_not_averaged_into_the_next(tmp_path: Path) -> None:
+    state = LogState()
+    state.resume(0, None, 3)
+    log = Log(state)
+    log.first = False
+    log.write(1, 5.0)
+    log.write(2, 4.0)
+    assert state.files(3) == {}, "step 3 was committed and never logged"
+    assert state.files(2) != {}
+
+
 def test_ranks_without_losses_write_no_file() -> None:
     state = LogState()
     state.around_training_log(lambda *args, **kwargs: None, None, ({}, {"advanced iterations": 3}, 1), {})

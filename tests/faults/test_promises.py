@@ -97,6 +97,13 @@ def test_two_ranks_of_different_shards_die_at_once(starter: Starter, whole: Job)
     check_goes_on(starter, whole, broken, 5)
 
 
+@pytest.mark.parametrize("ckpt_format", ["torch", "torch_dist"])
+def test_a_job_that_saves_no_optimizer_state_is_dumped_without_it(starter: Starter, ckpt_format: str) -> None:
+    extra = ["--no-save-optim", "--no-save-rng"]
+    broken = starter.run("broken", DIES, **JOB, ckpt_format=ckpt_format, extra=extra)
+    check_dumped(broken, starter.save, 5, [1])
+
+
 def test_both_holders_of_a_shard_die_and_what_was_saved_before_stays(
     starter: Starter, whole: Job, after_four: Path
 ) -> None:

@@ -88,8 +88,8 @@ def _judge_split(arguments: Mapping[str, Any]) -> Iterator[Finding]:
     if documents is None or sum(shares) <= 0:
         return
     ends = [round(documents * sum(shares[: end + 1]) / sum(shares)) for end in range(len(shares))]
-    for name, share, start, end in zip(("training", "validation", "test"), shares, [0, *ends], ends, strict=False):
-        if share > 0 and end <= start:
+    for number, name in enumerate(("training", "validation", "test")[: len(shares)]):
+        if shares[number] > 0 and ends[number] <= (ends[number - 1] if number else 0):
             yield error(
                 "data",
                 f"{prefixes[0]} has {documents} document(s): --split {split} leaves none for the {name} data, and "

@@ -128,12 +128,13 @@ def test_survivors_of_a_killed_rank_save_and_end_and_the_reason_is_the_last_word
     assert "Traceback" not in launched.output
 
 
-def test_a_fault_before_any_rank_has_registered_ends_as_under_torchrun(start: Start) -> None:
+def test_a_fault_before_any_rank_has_registered_ends_at_once_and_says_so_last(start: Start) -> None:
     launched = start("--standalone --nproc-per-node 2", f"{FLAG} --steps 400 --die 1:1:9")
     began = time.monotonic()
     assert launched.wait() == 1
     assert time.monotonic() - began < 25, "nobody could save anything: no patience"
-    assert "ChildFailedError" in launched.output
+    assert "ttprun: the job ended before training: rank 1 ended with exit code 9" in launched.output
+    assert "ChildFailedError" not in launched.output, "what counts must not drown in a traceback"
 
 
 def test_a_rank_that_ignores_everything_is_ended_after_its_time(start: Start, tmp_path: Path) -> None:

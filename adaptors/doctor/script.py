@@ -80,7 +80,8 @@ def judge_data(arguments: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _judge_split(arguments: Mapping[str, Any]) -> Iterator[Finding]:
     """Megatron waits for ever for the first sample of a part that has no document."""
-    prefixes, split = arguments.get("data_path") or (), arguments.get("split")
+    prefixes: Sequence[str] = arguments.get("data_path") or []
+    split = arguments.get("split")
     if len(prefixes) != 1 or not split or not arguments.get("eval_iters"):
         return
     documents = _documents(Path(f"{prefixes[0]}.idx"))

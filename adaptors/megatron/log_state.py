@@ -71,9 +71,11 @@ class LogState:
         """
         if not any(isinstance(value, torch.Tensor) for value in self._sums.values()):
             return {}
-        if self._logged != iteration and iteration % self._log_interval == 0:
-            return {}  # the line of this interval is lost; its sums must not get into the next one
         sums = {name: _plain(value) for name, value in self._sums.items()}
+        if self._logged != iteration and iteration % self._log_interval == 0:
+            # The line of this interval is lost; its sums must not get into the next one. The names must: Megatron
+            # prints those that it has seen, also in an iteration whose update is skipped.
+            sums = {name: _plain(value * 0) for name, value in self._sums.items()}
         return {FILE_NAME: json.dumps({"iteration": iteration, "sums": sums}).encode()}
 
 

@@ -15,7 +15,8 @@ from mindio_tft_patch.adaptors.megatron.log_state import FILE_NAME, LogState
 class Log:
     """Adds up losses as Megatron's training_log does; newer releases do not reset after the first iteration."""
 
-    def __init__(self, state: LogState) -> None:
+    def __init__(self, state: LogState, interval: int = 1) -> None:
+        self.interval = interval
         self.state = state
         self.sums: dict[str, Any] = {}
         self.first = True
@@ -30,7 +31,7 @@ class Log:
         sums["advanced iterations"] = sums.get("advanced iterations", 0) + 1
         sums["lm loss"] = sums.get("lm loss", torch.tensor([0.0])) + losses["lm loss"]
         self.lines.append(float(sums["lm loss"]) / sums["advanced iterations"])
-        if not is_first_iteration:
+        if not is_first_iteration and iteration % self.interval == 0:
             sums["lm loss"] = torch.tensor([0.0])
             sums["advanced iterations"] = 0
 
@@ -101,7 +102,7 @@ def test_a_file_that_is_broken_or_of_another_step_is_left_alone(tmp_path: Path, 
 def test_an_interval_that_ended_without_its_line_is_not_averaged_into_the_next(tmp_path: Path) -> None:
     state = LogState()
     state.resume(0, None, 3)
-    log = Log(state)
+    log = Log(state, interval=3)
     log.first = False
     log.write(1, 5.0)
     log.write(2, 4.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -205,16 +206,29 @@ def test_a_disk_that_is_full_for_one_rank_does_not_keep_the_others_from_saving(
     check_dumped(broken, starter.save, 5, [1])
 
 
-def test_a_folder_that_cannot_be_written(starter: Starter, after_four: Path) -> None:
+def test_a_folder_that_becomes_read_only_while_training(starter: Starter, after_four: Path) -> None:
     starter.begin_from(after_four)
     before = content(starter.save)
     source = starter.folder / "source"
     starter.save.rename(source)
-    with mounted(starter.save, "--bind", "-o", "ro", str(source)) as read_only:
-        if not read_only:
-            pytest.skip("a read-only mount needs privileges")
-        broken = starter.run("broken", DIES, **JOB)
+    with mounted(starter.save, "--bind", str(source)) as bound:
+        if not bound:
+            pytest.skip("a mount needs privileges")
+        broken = hold_in_step_six(starter)
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(starter.save)], check=True)
+        os.kill(broken.rank_pids()[1], signal.SIGKILL)
+        broken.wait()
         check_nothing_touched(broken, starter.save, before, "Read-only file system")
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_training(starter: Starter) -> None:
+    starter.save.parent.mkdir(parents=True, exist_ok=True)
+    starter.save.write_text("a file, not a folder")
+    refused = starter.run("broken", **JOB)
+    assert refused.code == 1, refused.story()
+    assert "--save" in refused.launcher_output and "cannot be written" in refused.launcher_output, refused.story()
+    assert refused.moments(0) == []
+    assert starter.save.read_text() == "a file, not a folder"
 
 
 @pytest.mark.parametrize(

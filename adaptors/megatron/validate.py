@@ -336,8 +336,8 @@ def prepare(arguments: Namespace, config: Config, *, lacks_einops: bool = False)
     findings = check(facts)
     try:
         raise_errors(findings)
-        if config.high_availability and config.local_rank == 0:
-            check_writable(arguments.save)
+        if config.high_availability:
+            check_writable(arguments.save)  # on every rank: a refusal on one alone would look like a fault of that rank
     except ConfigError as refusal:
         tell_launcher(str(refusal))
         raise

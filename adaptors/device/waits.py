@@ -26,7 +26,6 @@ from mindio_tft_patch.adaptors.device.stop_flag import StopFlag
 from mindio_tft_patch.processor.progress import ProgressBoard
 
 _SLICE_SECONDS = 0.1
-_ORIGINAL = "_tft_original_wait"
 
 
 def _untimed_codes() -> frozenset[int]:
@@ -97,7 +96,6 @@ class InterruptibleWaits:
                     return bool(original(work, *args, **kwargs))
             return self._wait(work, original)
 
-        setattr(wait, _ORIGINAL, original)
         dist.Work.wait = wait
 
     def uninstall(self) -> None:

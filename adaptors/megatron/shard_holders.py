@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from mindio_tft_patch.adaptors.megatron.survivors import SurvivorsWorld
+from mindio_tft_patch.adaptors.megatron.train_state import leaf_optimizers
 from mindio_tft_patch.errors import DumpError
 from mindio_tft_patch.protocol.messages import Plan
 
@@ -60,8 +61,7 @@ def parts(optimizer: Any) -> list[Any]:
     """The optimizers of a chain that have parameters on this rank."""
     if optimizer is None:
         return []
-    chain = getattr(optimizer, "chained_optimizers", [optimizer])
-    return [part for part in chain if not getattr(part, "is_stub_optimizer", False)]
+    return [part for part in leaf_optimizers(optimizer) if not getattr(part, "is_stub_optimizer", False)]
 
 
 def is_sharded(part: Any) -> bool:

@@ -37,6 +37,10 @@ class Config:
         hang_seconds: least time without progress that counts as a hang; 10 median steps if that is longer.
         collect_seconds: window in which reports are gathered before the decision.
         replicas: copies of each optimizer shard (N).
+        restart_budget: recoveries in place over the life of the job; the next fault leads to a checkpoint and the end.
+        return_seconds: how long the other ranks wait for a process that is started anew.
+        scrub_interval: steps between two comparisons of the copies of each shard; 0: none.
+        scrub_action: what follows when they differ: warn, dump or stop.
         controller_external: the controller runs in the launcher, not in rank 0.
         warnings: what was replaced by a default, and why.
     """
@@ -60,6 +64,10 @@ class Config:
     hang_seconds: float = 60.0
     collect_seconds: float = 0.3
     replicas: int = 2
+    restart_budget: int = 100
+    return_seconds: float = 300.0
+    scrub_interval: int = 0
+    scrub_action: str = "warn"
     device: str = "auto"
 
     log_path: Path = Path("logs")
@@ -84,6 +92,11 @@ class Config:
     def copies(self) -> int:
         """Optimizer copies that the job keeps: `replicas`, or 1 with --distributed-optimizer-no-replica."""
         return 1 if self.no_replica else self.replicas
+
+    @property
+    def in_place(self) -> bool:
+        """A flag asks for recoveries that keep the job up."""
+        return self.hbmfault_repair or self.worker_reboot or self.no_replica
 
 
 class _Reader:
@@ -213,6 +226,10 @@ def read_config(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
         hang_seconds=reader.number("TFT_HANG_SECONDS", 60.0, 1.0, 86400.0),
         collect_seconds=reader.number("TFT_COLLECT_SECONDS", 0.3, 0.0, 60.0),
         replicas=reader.integer("TFT_REPLICAS", 2, 2, 16),
+        restart_budget=reader.integer("TFT_RESTART_BUDGET", 100, 0, 10**5),
+        return_seconds=reader.number("TFT_RETURN_SECONDS", 300.0, 1.0, 86400.0),
+        scrub_interval=reader.integer("TFT_SCRUB_INTERVAL", 0, 0, 10**9),
+        scrub_action=reader.choice("TFT_SCRUB_ACTION", "warn", ("warn", "dump", "stop")),
         device=reader.choice("TFT_DEVICE", "auto", ("auto", "cpu", "cuda", "npu")),
         log_path=_log_path(reader),
         log_level=reader.choice("TTP_LOG_LEVEL", "INFO", ("DEBUG", "INFO", "WARNING", "ERROR")),

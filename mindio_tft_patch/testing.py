@@ -16,6 +16,7 @@ from mindio_tft_patch.protocol.messages import (
     Do,
     DownMessage,
     Plan,
+    Register,
     ReplicaSet,
     ShardSource,
     UpMessage,
@@ -55,17 +56,20 @@ class FakeStore:
 
 
 class FakeChannel:
-    """A controller in memory: takes what a link sends, hands out what a test gives it. Welcomes on its own."""
+    """A controller in memory: takes what a link sends, hands out what a test gives it.
 
-    def __init__(self, welcome: Welcome | None = None) -> None:
+    Args:
+        welcomes: answers to the first messages Register, one each.
+    """
+
+    def __init__(self, *welcomes: Welcome) -> None:
         self.sent: list[UpMessage] = []
         self.open = True
         self.closed = False
         self.trouble = "nobody is there"
         self._inbox: queue.SimpleQueue[DownMessage | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
-        if welcome is not None:
-            self._inbox.put(welcome)
+        self._welcomes = list(welcomes)
 
     def send(self, message: UpMessage) -> bool:
         """Take a message; refuses while `open` is False."""
@@ -74,6 +78,8 @@ class FakeChannel:
         with self._changed:
             self.sent.append(message)
             self._changed.notify_all()
+        if isinstance(message, Register) and self._welcomes:
+            self._inbox.put(self._welcomes.pop(0))
         return True
 
     def receive(self, timeout_seconds: float) -> list[DownMessage]:
@@ -142,6 +148,10 @@ class FakeHandlers:
         """Note the call."""
         self.called.append(Phase.STOP.value)
 
+    def arrived(self) -> None:
+        """Note the call."""
+        self.called.append("arrived")
+
     def clean(self, plan: Plan) -> Outcome:
         """Note the call; complete a step that waits at the gate."""
         outcome = self._carry_out(Phase.CLEAN)
@@ -154,8 +164,10 @@ class FakeHandlers:
         return self._carry_out(Phase.REBUILD)
 
     def repair(self, plan: Plan) -> Outcome:
-        """Note the call."""
-        return self._carry_out(Phase.REPAIR)
+        """Note the call; whatever was held before, the state is at the target now."""
+        outcome = self._carry_out(Phase.REPAIR)
+        self.commit = CommitState(step=plan.target_step)
+        return outcome
 
     def rollback(self, plan: Plan) -> Outcome:
         """Note the call."""
@@ -199,14 +211,24 @@ def check_handlers(handlers: Handlers, *, rank: int) -> None:
     assert handlers.commit_state() == commit, "commit_state changes by being asked"
 
 
-def plan_for_tests(strategy: Strategy = Strategy.DUMP, *, target_step: int = 1, ranks: tuple[int, ...] = (0,)) -> Plan:
-    """A plan in which the first rank speaks for one replica set of all ranks."""
+def plan_for_tests(
+    strategy: Strategy = Strategy.DUMP,
+    *,
+    target_step: int = 1,
+    ranks: tuple[int, ...] = (0,),
+    faulty: tuple[int, ...] = (),
+    lost: tuple[int, ...] = (),
+) -> Plan:
+    """A plan in which the first rank that is not faulty speaks for one replica set of all ranks."""
+    source = next(rank for rank in ranks if rank not in faulty)
     return Plan(
         strategy=strategy,
         reason="test",
         target_step=target_step,
+        faulty=faulty,
+        lost=lost,
         participants=ranks,
-        sources=(ShardSource(ReplicaSet("dense", ranks), ranks[0]),),
+        sources=(ShardSource(ReplicaSet("dense", ranks), source),),
     )
 
 

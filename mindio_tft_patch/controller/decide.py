@@ -1,236 +1,126 @@
-"""Every decision, as a pure function of the roster: `(roster, ...) -> (result, reason in words)`."""
+"""The ladder: which strategy fits what is known, as a pure function `(roster, faults, now) -> (plan, reason)`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from mindio_tft_patch.controller.roster import LONG_WORK, LOSING, Fault, RankState, Roster, named
-from mindio_tft_patch.protocol.messages import Failed, Plan, ReplicaSet, ShardSource
+from mindio_tft_patch.controller import targets
+from mindio_tft_patch.controller.roster import Fault, RankState, Roster, named
+from mindio_tft_patch.controller.targets import IN_PLACE
+from mindio_tft_patch.controller.watch import SECONDARY
+from mindio_tft_patch.protocol.messages import Failed, Plan
 from mindio_tft_patch.protocol.phases import LADDER, FaultKind, Strategy
 
-# A first step compiles kernels and builds caches; with nothing measured yet, a rank that gives signs of life gets more.
-FIRST_STEP_FACTOR = 5.0
-MEDIAN_STEPS = 10.0
-
-# Reported by ranks that suffer from somebody else's fault: worth a wait for the root cause.
-SECONDARY = frozenset({FaultKind.COLLATERAL, FaultKind.NETWORK})
-# Kinds that recomputing the step in place can cure.
-_RETRIABLE = frozenset({FaultKind.MEMORY, FaultKind.NETWORK, FaultKind.COLLATERAL})
-# Kinds that would happen again, or that ask the job to end: only saving helps.
-_FINAL = frozenset({FaultKind.TERMINATED, FaultKind.EXCEPTION})
-
-
-def hang_limit(roster: Roster) -> float:
-    """Seconds without a completed step after which the job hangs."""
-    steps = [state.progress.step_seconds for state in roster.present() if state.progress]
-    longest = max((seconds for seconds in steps if seconds is not None), default=0.0)
-    return max(roster.options.hang_seconds, MEDIAN_STEPS * longest)
-
-
-def find_hang(roster: Roster, now: float) -> tuple[tuple[Fault, ...], str]:
-    """Does the job hang, and who is to blame?
-
-    A rank that is inside a collective waits for somebody; who is to blame is not inside one. While a rank reports long
-    work (a save, an evaluation) nobody is to blame but a rank that gives no sign of life.
-
-    Returns:
-        The culprits, or one fault of the whole job when nobody can be blamed; empty when the job does not hang.
-    """
-    limit = hang_limit(roster)
-    present = [state for state in roster.present() if state.progress is not None]
-    about = 0.5 * limit  # ranks do not begin to wait in the same moment
-    silent = [state for state in present if state.silent_for(now) >= limit]
-    speaking = [state for state in present if state.silent_for(now) < roster.options.silence_seconds]
-    waiting = [state for state in speaking if _waits(state, about)]
-    if silent and (waiting or not speaking):
-        # In any activity: a stopped process goes on claiming what it did last.
-        detail = f"no sign of life for {limit:.0f} s while other ranks wait for it"
-        return tuple(Fault(state.rank, FaultKind.HANG, detail) for state in silent), detail
-    quiet = 0.0 if roster.progress_at is None else now - roster.progress_at
-    patience = limit if roster.stepped else FIRST_STEP_FACTOR * limit
-    if quiet < patience or not waiting or not _all_training(present):
-        return (), f"no step for {quiet:.0f} s of {patience:.0f} s, {len(waiting)} ranks wait for others"
-    # A rank that just falls short of `silent` is a better suspect than one that speaks and does not wait.
-    culprits = [state for state in present if state not in speaking]
-    culprits = culprits or [state for state in speaking if not _waits(state, about)]
-    if not culprits:
-        detail = f"no step for {quiet:.0f} s, every rank waits in a collective: nobody can be blamed"
-        return (Fault(None, FaultKind.HANG, detail),), detail
-    detail = f"no step for {quiet:.0f} s, and this rank is not in a collective while {_named(waiting)} waits in one"
-    return tuple(Fault(state.rank, FaultKind.HANG, detail) for state in culprits), detail
-
-
-def find_lost(roster: Roster, now: float) -> tuple[tuple[Fault, ...], str]:
-    """Ranks without heartbeat that no agent watches, when others wait for them or suffer.
-
-    Silence alone says little: a stopped process, a main thread that holds the interpreter lock.
-    """
-    limit = roster.options.silence_seconds
-    silent = [s for s in roster.present() if s.silent_for(now) >= limit and not roster.watched(s.rank, now)]
-    speaking = [state for state in roster.present() if state.silent_for(now) < limit]
-    suffering = {fault.rank for fault in roster.faults if fault.kind in SECONDARY}
-    missed = [state.rank for state in speaking if _waits(state, limit) or state.rank in suffering]
-    if not silent or not missed:
-        return (), f"{len(silent)} unwatched ranks are silent, {len(missed)} ranks miss somebody"
-    detail = f"no heartbeat for {limit:.1f} s while {named(missed)} waits or suffers, and no agent can say more"
-    return tuple(Fault(state.rank, FaultKind.HEARTBEAT_LOST, detail) for state in silent), detail
-
-
-def _named(states: Sequence[RankState]) -> str:
-    return named(state.rank for state in states)
-
-
-def _waits(state: RankState, at_least_seconds: float) -> bool:
-    waited = state.progress.in_collective_seconds if state.progress else None
-    return waited is not None and waited >= at_least_seconds
-
-
-def _all_training(states: Sequence[RankState]) -> bool:
-    return not any(state.progress and state.progress.activity in LONG_WORK for state in states)
-
-
-def root_cause_seconds(roster: Roster, now: float) -> float:
-    """How long to wait for the root cause when only ranks that suffer from it have reported.
-
-    An agent reports a death within moments, but a peer may see the closed connection first; without an agent it takes
-    the missed heartbeats.
-    """
-    options = roster.options
-    if all(roster.watched(rank, now) for rank in roster.ranks):
-        return options.collect_seconds + options.heartbeat_seconds
-    return options.collect_seconds + options.silence_seconds + options.heartbeat_seconds
-
-
-def mark_unusable(roster: Roster) -> None:
-    """After STOP: a rank that had a fault of its own inside the local update has a half-done state."""
-    for state in roster.healthy():
-        commit = state.commit
-        if commit is not None and commit.updating is not None and roster.own_faults(state.rank):
-            state.unusable = f"its fault lies inside the optimizer update of step {commit.updating}"
-
-
-def choose_target(roster: Roster) -> tuple[int | None, str]:
-    """The step that all state has after the recovery; None when no step is covered. Called after STOP.
-
-    S is the smallest completed step. When any rank has passed the gate for S+1, so has every rank (the gate is a
-    barrier) and every rank can complete it: the target is S+1, and a completed step is not lost. When that is not
-    covered, S is tried; states of different steps are never mixed.
-    """
-    commits = {state.rank: state.commit for state in roster.healthy() if state.commit is not None}
-    if not commits:
-        return None, "no rank answered with a usable state"
-    lowest = min(commit.step for commit in commits.values())
-    # The next step is lowest + 1 unless the framework left iterations out (bad data, --iterations-to-skip).
-    ahead = {rank: commit.updating or commit.step for rank, commit in commits.items()}
-    highest = max(ahead.values())
-    if highest == lowest:
-        reason = f"step {lowest} is the last completed one"
-        sources, trouble = choose_sources(roster, lowest)
-        return (lowest, reason) if sources is not None else (None, trouble)
-    passed = [rank for rank, step in ahead.items() if step == highest]
-    sources, trouble = choose_sources(roster, highest)
-    if sources is not None:
-        return highest, f"step {highest}: {named(passed)} has passed the gate for it, so all complete it"
-    if choose_sources(roster, lowest)[0] is not None:
-        return lowest, f"step {lowest}, since step {highest} is not covered: {trouble}"
-    return None, trouble
-
-
-def reaches(state: RankState, target: int) -> bool:
-    """True when the rank's state is at the target or will be after CLEAN. Called after STOP."""
-    commit = state.commit
-    if not state.healthy or commit is None:
-        return False
-    if commit.step == target:
-        return commit.updating is None
-    return target in (commit.at_gate, commit.updating)
-
-
-def choose_sources(roster: Roster, target: int) -> tuple[tuple[ShardSource, ...] | None, str]:
-    """The rank that speaks for each replica set at the target; None when a set has nobody. Called after STOP."""
-    return _cover(
-        roster,
-        lambda state: reaches(state, target) and not state.unfit,
-        lambda state: state.trouble or f"is at step {state.commit.step if state.commit else '?'}, not {target}",
-    )
-
-
-def _cover(
-    roster: Roster, usable: Callable[[RankState], bool], trouble: Callable[[RankState], str]
-) -> tuple[tuple[ShardSource, ...] | None, str]:
-    sources: list[ShardSource] = []
-    for replica_set in roster.replica_sets():
-        members = [roster.ranks[rank] for rank in replica_set.ranks if rank in roster.ranks]
-        holders = [state for state in members if usable(state)]
-        if not holders:
-            return None, _uncovered(replica_set, members, trouble)
-        # A rank without a fault of its own first: its memory and its files are beyond suspicion.
-        best = min(holders, key=lambda state: (bool(roster.own_faults(state.rank)), state.rank))
-        sources.append(ShardSource(replica_set, best.rank))
-    if not sources:
-        return None, "no rank has named a replica set"
-    return tuple(sources), "every replica set has a healthy rank"
-
-
-def _uncovered(replica_set: ReplicaSet, members: Sequence[RankState], trouble: Callable[[RankState], str]) -> str:
-    holders = "; ".join(f"rank {state.rank}: {trouble(state)}" for state in members)
-    return f"no usable copy of the {replica_set.name} optimizer shard of {named(replica_set.ranks)} is left ({holders})"
+# Kinds that would happen again, that ask the job to end, or of which nobody knows who is right: only saving helps.
+_FINAL = frozenset({FaultKind.TERMINATED, FaultKind.EXCEPTION, FaultKind.CORRUPTION})
 
 
 @dataclass(frozen=True)
 class Situation:
-    """What a rule of the ladder looks at."""
+    """What a rule of the ladder looks at.
+
+    excluded: strategies that failed in this recovery or are used up, with the reason.
+    """
 
     roster: Roster
     faults: Sequence[Fault]
     now: float
+    excluded: Mapping[Strategy, str]
 
     @property
-    def kinds(self) -> frozenset[FaultKind]:
-        """Kinds of all faults."""
-        return frozenset(fault.kind for fault in self.faults)
+    def final(self) -> str:
+        """Kinds of fault that no recovery in place cures, in words; empty when there is none."""
+        kinds = {fault.kind for fault in self.faults if fault.kind in _FINAL and not fault.losing}
+        return ", ".join(sorted(kind.value for kind in kinds))
+
+    def watched(self, rank: int) -> bool:
+        """Can an agent that is alive start the rank anew?"""
+        return self.roster.watched(rank, self.now)
+
+    def to_restart(self, strategy: Strategy) -> list[RankState]:
+        """Ranks that need a new process, or wait for the one that has been ordered, ascending.
+
+        Suspects are refilled where they are, unless that has failed or nothing else is left to be done.
+        """
+        states = self.roster.ranks.values()
+        found = [state for state in states if state.lost is not None or (state.returning and state.unusable)]
+        if strategy is Strategy.RESPAWN:
+            found += [s for s in states if s.present and s.unusable and not s.suspect and not s.returning]
+            others = found or [state for state in states if state.returning]
+            if Strategy.RETRY in self.excluded or not others:
+                found += [state for state in states if state.present and state.suspect and not state.returning]
+        return sorted(found, key=lambda state: state.rank)
 
 
 def _misfit_retry(situation: Situation) -> str:
-    others = situation.kinds - _RETRIABLE
+    others = {fault.kind.value for fault in situation.faults if not targets.retriable(fault)}
     if others:
-        return f"{', '.join(sorted(kind.value for kind in others))} is not cured by computing again"
-    return _misfit_coverage(situation)
+        return f"{', '.join(sorted(others))} is not cured by computing again"
+    unusable = [s for s in situation.roster.ranks.values() if s.trained and not s.mendable]
+    if unusable:
+        return f"rank {unusable[0].rank} {_cannot(unusable[0])}"
+    return _misfit_in_place(situation) or targets.coverage(situation.roster, Strategy.RETRY)
+
+
+def _cannot(state: RankState) -> str:
+    return "has left training" if state.finished else f"cannot take part ({state.trouble})"
 
 
 def _misfit_respawn(situation: Situation) -> str:
-    final = situation.kinds & _FINAL
-    if final:
-        return f"{', '.join(sorted(kind.value for kind in final))} is not cured by a new process"
-    unwatched = [rank for rank in situation.roster.faulty() if not situation.roster.watched(rank, situation.now)]
-    if unwatched:
-        return f"no agent can restart {named(unwatched)}"
-    return _misfit_coverage(situation)
+    if situation.final:
+        return f"{situation.final} is not cured by a new process"
+    back = [state for state in situation.roster.ranks.values() if state.returning]
+    if not situation.to_restart(Strategy.RESPAWN) and not back:
+        return "no rank needs a new process"
+    return (
+        _misfit_in_place(situation)
+        or _misfit_restart(situation, Strategy.RESPAWN)
+        or targets.coverage(situation.roster, Strategy.RESPAWN)
+    )
 
 
 def _misfit_reload(situation: Situation) -> str:
-    final = situation.kinds & _FINAL
-    if final:
-        return f"{', '.join(sorted(kind.value for kind in final))} is not cured by loading a checkpoint"
-    gone = [rank for rank in situation.roster.faulty() if not situation.roster.watched(rank, situation.now)]
-    return f"no agent can restart {named(gone)}" if gone else ""
+    if situation.final:
+        return f"{situation.final} is not cured by loading a checkpoint"
+    return _misfit_in_place(situation) or _misfit_restart(situation, Strategy.RELOAD)
 
 
-def _misfit_coverage(situation: Situation) -> str:
-    roster = situation.roster
-    unready = [rank for rank, state in roster.ranks.items() if state.ready is None]
-    if unready:
-        return f"{named(unready)} did not finish the set-up, so there is no trained state to keep"
-    sources, trouble = _cover(roster, lambda state: state.healthy and not state.unfit, lambda state: state.trouble)
-    return "" if sources is not None else trouble
+def _misfit_in_place(situation: Situation) -> str:
+    """Every rank is needed, and each must have something to go on from."""
+    gone = [state.rank for state in situation.roster.ranks.values() if state.finished]
+    return f"{named(gone)} has left training" if gone else _unready(situation)
+
+
+def _misfit_restart(situation: Situation, strategy: Strategy) -> str:
+    """The agent of its node starts a process anew; when the whole node is gone, somebody may start that again."""
+    helpless = [
+        state.rank
+        for state in situation.to_restart(strategy)
+        if not state.awaited and not situation.watched(state.rank) and not _may_come(situation, state)
+    ]
+    return f"no agent can restart {named(helpless)}" if helpless else ""
+
+
+def _may_come(situation: Situation, state: RankState) -> bool:
+    known = situation.roster.launcher_of(state.rank) is not None
+    return known and state.lost is not None and situation.roster.options.return_seconds > 0
+
+
+def _misfit_dump(situation: Situation) -> str:
+    return _unready(situation) or targets.coverage(situation.roster, Strategy.DUMP)
+
+
+def _unready(situation: Situation) -> str:
+    unready = [rank for rank, state in situation.roster.ranks.items() if not state.trained]
+    return f"{named(unready)} did not finish the set-up, so there is no trained state to keep" if unready else ""
 
 
 _MISFITS: dict[Strategy, Callable[[Situation], str]] = {
     Strategy.RETRY: _misfit_retry,
     Strategy.RESPAWN: _misfit_respawn,
     Strategy.RELOAD: _misfit_reload,
-    Strategy.DUMP: _misfit_coverage,
+    Strategy.DUMP: _misfit_dump,
     Strategy.EXIT: lambda situation: "",
 }
 
@@ -251,26 +141,59 @@ def choose_strategy(
         A plan without target and sources (those need the answers to STOP), and the reason, which names the faults and
         why the rungs above do not fit.
     """
-    situation = Situation(roster, faults, now)
-    happened = summary(root_causes(faults))
+    situation = Situation(roster, faults, now, excluded)
     passed_over: list[str] = []
     for strategy in LADDER:
-        misfit = "" if _offered(roster, strategy) else None
-        if misfit is None:
+        if not offered(roster, strategy):
             continue  # not switched on by the user's flags: not worth a word in every reason
         misfit = excluded.get(strategy) or _MISFITS[strategy](situation)
         if not misfit:
             break
         passed_over.append(f"no {strategy.value}: {misfit}")
-    reason = "; ".join([f"{strategy.value} after {happened}", *passed_over])
-    participants = roster.present() if strategy is Strategy.EXIT else roster.healthy()
-    plan = Plan(
+    words = [f"{strategy.value} after {summary(root_causes(faults))}", *passed_over, _waiting_for(situation, strategy)]
+    plan = _plan(situation, strategy, "; ".join(filter(None, words)))
+    return plan, plan.reason
+
+
+def _plan(situation: Situation, strategy: Strategy, reason: str) -> Plan:
+    roster = situation.roster
+    restarted = situation.to_restart(strategy) if strategy in IN_PLACE else []
+    begun = {state.rank for state in restarted}
+    faulty = set(roster.faulty(suspects=strategy in (Strategy.RETRY, Strategy.RESPAWN)))
+    if strategy is Strategy.RELOAD:
+        # What the others hold is replaced as a whole; only who comes back is anything special.
+        faulty = {state.rank for state in roster.ranks.values() if state.lost is not None or state.returning}
+    return Plan(
         strategy=strategy,
         reason=reason,
-        faulty=roster.faulty(),
-        participants=tuple(state.rank for state in participants if not state.unfit),
+        faulty=tuple(sorted(faulty | begun)),
+        lost=tuple(s.rank for s in restarted if not s.awaited and situation.watched(s.rank)),
+        participants=tuple(state.rank for state in _participants(roster, strategy) if state.rank not in begun),
     )
-    return plan, reason
+
+
+def _participants(roster: Roster, strategy: Strategy) -> list[RankState]:
+    states = roster.ranks.values()
+    if strategy is Strategy.EXIT:
+        return [state for state in states if state.present and not state.unfit]
+    if strategy is Strategy.DUMP:
+        return [state for state in states if state.healthy and not state.unfit]
+    if strategy is Strategy.RELOAD:
+        return [state for state in states if state.back and not state.returning]
+    return [state for state in states if state.mendable]
+
+
+def _waiting_for(situation: Situation, strategy: Strategy) -> str:
+    """Which nodes are waited for as a whole, in words; empty when none is."""
+    if strategy not in IN_PLACE:
+        return ""
+    roster = situation.roster
+    ranks = [s.rank for s in situation.to_restart(strategy) if not s.awaited and not situation.watched(s.rank)]
+    nodes = sorted({str(roster.launcher_of(rank)) for rank in ranks})
+    if not nodes:
+        return ""
+    which = f"node {nodes[0]}" if len(nodes) == 1 else f"nodes {', '.join(nodes)}"
+    return f"waiting up to {roster.options.return_seconds:.0f} s for the launcher of {which} to be started again"
 
 
 def root_causes(faults: Sequence[Fault]) -> list[Fault]:
@@ -297,22 +220,15 @@ def by_cause(faults: Sequence[Fault]) -> list[Fault]:
     return sorted(faults, key=lambda fault: fault.kind in SECONDARY)
 
 
-def _offered(roster: Roster, strategy: Strategy) -> bool:
+def offered(roster: Roster, strategy: Strategy) -> bool:
+    """Does every rank that would have a part in the strategy offer it?"""
     if strategy is Strategy.EXIT:
         return True
-    healthy = roster.healthy()
+    states = [state for state in roster.ranks.values() if (state.back if strategy in IN_PLACE else state.healthy)]
     # With nobody left the rules say why; before set-up nobody has offered anything.
-    if not healthy:
+    if not states:
         return strategy is Strategy.DUMP
-    return all(state.ready is not None and strategy in state.ready.strategies for state in healthy)
-
-
-def nothing_to_save(roster: Roster, target: int) -> str:
-    """Why a checkpoint of the target would hold nothing new; empty when it would."""
-    start = max((state.ready.start_step for state in roster.healthy() if state.ready), default=0)
-    if target > start:
-        return ""
-    return f"no step was completed since the job started at step {start}, so there is nothing to save"
+    return all(state.ready is not None and strategy in state.ready.strategies for state in states)
 
 
 def blamed_for_dump(failures: Sequence[Failed], participants: Collection[int]) -> list[Failed]:
@@ -331,7 +247,7 @@ def restart_needed(fault: Fault, needed: Collection[int], strategy: Strategy, *,
     Args:
         needed: ranks without which the current phase cannot be completed.
     """
-    if fault.kind in LOSING:
+    if fault.losing:
         return fault.rank in needed
     # While they stop, ranks report what the fault did to them; the decision is looked at again after STOP. And a rank
     # that still answers does not keep the others from saving.

@@ -15,7 +15,8 @@ class Options:
         heartbeats_missed: heartbeats after which a rank counts as silent.
         hang_seconds: least time without progress that counts as a hang.
         collect_seconds: window in which reports are gathered before a decision.
-        restart_budget: processes that may be restarted in place over the life of the job.
+        return_seconds: how long a process that is started anew is waited for.
+        restart_budget: recoveries in place over the life of the job.
     """
 
     world_size: int
@@ -25,7 +26,8 @@ class Options:
     collect_seconds: float = 0.3
     phase_timeout_seconds: float = 180.0
     dump_timeout_seconds: float = 120.0
-    restart_budget: int = 20
+    return_seconds: float = 300.0
+    restart_budget: int = 100
 
     @property
     def silence_seconds(self) -> float:
@@ -43,4 +45,6 @@ def options_of(config: Config, world_size: int) -> Options:
         collect_seconds=config.collect_seconds,
         phase_timeout_seconds=config.phase_timeout_seconds,
         dump_timeout_seconds=config.dump_timeout_seconds,
+        return_seconds=config.return_seconds,
+        restart_budget=config.restart_budget,
     )

@@ -24,13 +24,33 @@ LONG_WORK = frozenset({Activity.SETUP, Activity.EVALUATE, Activity.SAVE, Activit
 
 
 @dataclass(frozen=True)
+class Refusal:
+    """Why a peer may not register.
+
+    passing: the refusal may end by itself: another process holds the place and was heard of a moment ago.
+    """
+
+    reason: str
+    passing: bool = False
+
+
+@dataclass(frozen=True)
 class Fault:
-    """Something that happened; rank None: to the job as a whole."""
+    """Something that happened; rank None: to the job as a whole.
+
+    on_return: to a process that was on its way back: a start that failed, which says nothing about training.
+    """
 
     rank: int | None
     kind: FaultKind
     detail: str
     step: int | None = None
+    on_return: bool = False
+
+    @property
+    def losing(self) -> bool:
+        """The process is gone, or is not to be waited for any more."""
+        return self.kind in LOSING or (self.on_return and self.kind is not FaultKind.TERMINATED)
 
     def __str__(self) -> str:
         who = "the job" if self.rank is None else f"rank {self.rank}"
@@ -44,9 +64,13 @@ class RankState:
     Attributes:
         heard_at: when the last message came; None before the first.
         lost: why the process is not to be waited for any more.
+        awaited: a process that takes its place has been ordered and, as far as known, lives.
+        returning: such a process has registered; until the recovery has succeeded. It holds no state of its own.
+        former: what the process before it said in Ready.
         unusable: why its state cannot be used in this recovery.
+        suspect: why its state is to be refilled from a replica, though the rank itself can take part.
         unfit: why it cannot write, though its state is good.
-        commit: as answered to STOP or CLEAN of this recovery.
+        commit: as answered to the phases of this recovery.
     """
 
     rank: int
@@ -56,7 +80,11 @@ class RankState:
     heard_at: float | None = None
     finished: bool = False
     lost: Fault | None = None
+    awaited: bool = False
+    returning: bool = False
+    former: Ready | None = None
     unusable: str = ""
+    suspect: str = ""
     unfit: str = ""
     commit: CommitState | None = None
 
@@ -72,8 +100,28 @@ class RankState:
 
     @property
     def healthy(self) -> bool:
-        """Present, with a state that can be recovered from."""
-        return self.present and self.ready is not None and not self.unusable
+        """Present, with a state that can be saved."""
+        return self.present and self.ready is not None and not self.unusable and not self.returning
+
+    @property
+    def trusted(self) -> bool:
+        """Healthy, with a state that others can be refilled from."""
+        return self.healthy and not self.suspect
+
+    @property
+    def mendable(self) -> bool:
+        """Takes part in a recovery in place from the beginning: healthy, or suspect and to be refilled."""
+        return self.healthy or (self.back and bool(self.suspect) and not self.returning)
+
+    @property
+    def back(self) -> bool:
+        """Present and ready: its guard can hear commands."""
+        return self.present and self.ready is not None
+
+    @property
+    def trained(self) -> bool:
+        """The rank has been ready, in this process or in one before it."""
+        return self.ready is not None or self.former is not None
 
     @property
     def trouble(self) -> str:
@@ -82,9 +130,11 @@ class RankState:
             return self.lost.kind.value
         if self.finished:
             return "has left training"
+        if self.returning:
+            return "has come back without state"
         if self.registered is None or self.ready is None:
             return "had not finished its set-up"
-        return self.unusable or self.unfit
+        return self.unusable or self.unfit or self.suspect
 
     def silent_for(self, now: float) -> float:
         """Seconds since the last message; 0 for a rank that never spoke."""
@@ -93,10 +143,14 @@ class RankState:
 
 @dataclass
 class AgentState:
-    """The agent of one node."""
+    """The agent of one node.
+
+    returning: it takes the place of one that is gone; until the recovery has succeeded.
+    """
 
     registered: Register
     heard_at: float
+    returning: bool = False
 
 
 class Roster:
@@ -115,53 +169,70 @@ class Roster:
         self.stepped = False
         self.faults: list[Fault] = []
 
-    def refusal(self, register: Register, now: float, *, same_connection: bool) -> str:
-        """Why a Register cannot be accepted; empty when it can."""
+    def refusal(self, register: Register, now: float, *, same_connection: bool) -> Refusal | None:
+        """Why a Register cannot be accepted; None when it can."""
         if register.version != PROTOCOL_VERSION:
-            return (
+            return Refusal(
                 f"it speaks version {register.version} of the protocol, the controller version {PROTOCOL_VERSION}; "
                 "install the same version of mindio_tft_patch on all nodes"
             )
         if register.world_size != self.options.world_size:
-            return f"its job has {register.world_size} ranks, this one {self.options.world_size}; is it another job?"
+            return Refusal(
+                f"its job has {register.world_size} ranks, this one {self.options.world_size}; is it another job?"
+            )
         if register.role is Role.AGENT:
             return self._agent_refusal(register, now, same_connection)
+        return self._processor_refusal(register, now, same_connection)
+
+    def _processor_refusal(self, register: Register, now: float, same_connection: bool) -> Refusal | None:
         state = self.ranks.get(register.rank)
         if state is None:
-            return f"rank {register.rank} is not from 0 to {self.options.world_size - 1}"
+            return Refusal(f"rank {register.rank} is not from 0 to {self.options.world_size - 1}")
         known = state.registered
-        if known is None or same_connection or _same_process(known, register) or state.lost is not None:
-            return ""
-        live = state.silent_for(now) < self.options.silence_seconds
-        return f"rank {register.rank} is registered and alive (process {known.pid})" if live else ""
+        if known is None or same_connection or same_process(known, register) or state.lost is not None:
+            return None
+        if state.finished:
+            return Refusal(f"rank {register.rank} has left training in good order (process {known.pid})")
+        if state.silent_for(now) >= self.options.silence_seconds:
+            return None
+        return Refusal(f"rank {register.rank} is registered and alive (process {known.pid})", passing=True)
 
-    def _agent_refusal(self, register: Register, now: float, same_connection: bool) -> str:
+    def _agent_refusal(self, register: Register, now: float, same_connection: bool) -> Refusal | None:
         strays = [rank for rank in register.ranks if rank not in self.ranks]
         if strays:
-            return f"rank {strays[0]} is not from 0 to {self.options.world_size - 1}"
+            return Refusal(f"rank {strays[0]} is not from 0 to {self.options.world_size - 1}")
         known = self.agents.get(register.node)
-        if known is None or same_connection or _same_process(known.registered, register):
-            return ""
-        if now - known.heard_at < self.options.silence_seconds:
-            return f"node {register.node} has a live agent already (process {known.registered.pid})"
-        return ""
+        if known is None or same_connection or same_process(known.registered, register):
+            return None
+        if now - known.heard_at >= self.options.silence_seconds:
+            return None
+        reason = f"node {register.node} has a live agent already (process {known.registered.pid})"
+        return Refusal(reason, passing=True)
 
     def register(self, register: Register, now: float) -> bool:
         """Take in a peer that was not refused; a new process of a rank begins with an empty state.
+
+        It is returning when the process before it was lost, or had been ready.
 
         Returns:
             False when this process has registered before.
         """
         if register.role is Role.AGENT:
             before = self.agents.get(register.node)
-            self.agents[register.node] = AgentState(register, now)
-            return before is None or not _same_process(before.registered, register)
+            if before is not None and same_process(before.registered, register):
+                before.heard_at = now
+                return False
+            known_ranks = any(self.ranks[rank].registered is not None for rank in register.ranks)
+            self.agents[register.node] = AgentState(register, now, returning=before is not None and known_ranks)
+            return True
         state = self.ranks[register.rank]
         known = state.registered
-        if known is not None and not _same_process(known, register):
-            state = self.ranks[register.rank] = RankState(register.rank)
+        if known is not None and not same_process(known, register):
+            former = state.ready or state.former
+            returning = state.lost is not None or former is not None
+            state = self.ranks[register.rank] = RankState(register.rank, returning=returning, former=former)
         state.registered, state.heard_at = register, now
-        return known is None or not _same_process(known, register)
+        return known is None or not same_process(known, register)
 
     def note_progress(self, state: RankState, progress: Progress, now: float) -> None:
         """Take in a heartbeat."""
@@ -177,16 +248,22 @@ class Roster:
         return [state for state in self.ranks.values() if state.present]
 
     def healthy(self) -> list[RankState]:
-        """Ranks whose state can be recovered from, ascending."""
+        """Ranks whose state can be saved, ascending."""
         return [state for state in self.ranks.values() if state.healthy]
 
-    def faulty(self) -> tuple[int, ...]:
-        """Ranks that are lost or whose state cannot be used."""
-        return tuple(state.rank for state in self.ranks.values() if state.lost is not None or state.unusable)
+    def faulty(self, *, suspects: bool = False) -> tuple[int, ...]:
+        """Ranks that are lost, have come back, or whose state cannot be used; on demand also those that are suspect."""
+        return tuple(
+            state.rank
+            for state in self.ranks.values()
+            if state.lost is not None or state.returning or state.unusable or (suspects and state.suspect)
+        )
 
     def replica_sets(self) -> list[ReplicaSet]:
         """All replica sets that any rank has named, in a fixed order."""
-        found = {found for state in self.ranks.values() if state.ready for found in state.ready.replica_sets}
+        # Also those of processes that are gone: a set whose only member comes back without state is not covered.
+        known = [state.ready or state.former for state in self.ranks.values()]
+        found = {found for ready in known if ready is not None for found in ready.replica_sets}
         return sorted(found, key=lambda replica_set: (replica_set.name, replica_set.ranks))
 
     def watched(self, rank: int, now: float) -> bool:
@@ -196,6 +273,10 @@ class Roster:
             for agent in self.agents.values()
         )
 
+    def launcher_of(self, rank: int) -> int | None:
+        """Node whose agent has started the rank, whether that agent lives or not; None: no agent has."""
+        return next((node for node, agent in self.agents.items() if rank in agent.registered.ranks), None)
+
     def own_faults(self, rank: int) -> list[Fault]:
         """Faults of this recovery that name the rank."""
         return [fault for fault in self.faults if fault.rank == rank]
@@ -204,11 +285,18 @@ class Roster:
         """A recovery has succeeded: its faults are history."""
         self.faults.clear()
         for state in self.ranks.values():
-            state.unusable, state.unfit, state.commit = "", "", None
+            if state.returning:
+                # Its first step compiles kernels again, and its leap to the target was no step.
+                self.stepped, state.progress = False, None
+            state.unusable, state.suspect, state.unfit, state.commit = "", "", "", None
+            state.awaited = state.returning = False
+        for known in self.agents.values():
+            known.returning = False
 
 
-def _same_process(one: Register, other: Register) -> bool:
-    return (one.host, one.pid) == (other.host, other.pid)
+def same_process(one: Register, other: Register) -> bool:
+    """Do both speak for the same process?"""
+    return (one.host, one.pid, one.life) == (other.host, other.pid, other.life)
 
 
 def named(ranks: Iterable[int]) -> str:

@@ -24,6 +24,7 @@ from mindio_tft_patch.controller.events import (
 )
 from mindio_tft_patch.controller.machine import Machine
 from mindio_tft_patch.controller.options import options_of
+from mindio_tft_patch.controller.roster import Refusal
 from mindio_tft_patch.protocol.endpoint import Endpoint
 from mindio_tft_patch.protocol.messages import FaultReport, Register, Role, UpMessage, Welcome
 from mindio_tft_patch.protocol.wire import Incoming, ServerSocket, descriptor_shortage
@@ -146,12 +147,13 @@ class ControllerServer:
         same = self._identities.get(peer) == identity
         refusal = self._machine.refusal(register, now, same_connection=same)
         taken = self._peers.get(identity)
-        if not refusal and taken is not None and taken != peer:
-            refusal = f"this connection belongs to {taken.role.value} {taken.index} already"
-        if refusal:
-            text = f"Refused {peer.role.value} {peer.index} (process {register.pid} on {register.host}): {refusal}"
-            socket.complaints.warn("refused", text)
-            socket.send(identity, Welcome(attempt=self._machine.attempt, accepted=False, reason=refusal))
+        if refusal is None and taken is not None and taken != peer:
+            refusal = Refusal(f"this connection belongs to {taken.role.value} {taken.index} already")
+        if refusal is not None:
+            who = f"{peer.role.value} {peer.index} (process {register.pid} on {register.host})"
+            socket.complaints.warn("refused", f"Refused {who}: {refusal.reason}")
+            welcome = Welcome(self._machine.attempt, False, reason=refusal.reason, passing=refusal.passing)
+            socket.send(identity, welcome)
             return None
         former = self._identities.get(peer)
         if former is not None and former != identity:
@@ -172,7 +174,7 @@ class ControllerServer:
         if now - self._spoke_at.get(identity, 0.0) < ANSWER_BEATS * self._config.heartbeat_seconds:
             return
         self._spoke_at[identity] = now
-        socket.send(identity, Welcome(attempt=self._machine.attempt, accepted=True))
+        socket.send(identity, self._machine.welcome(self._peers[identity]))
 
     def _handle(self, socket: ServerSocket, event: Event) -> None:
         now = self._clock()

@@ -51,9 +51,9 @@ class AgentClient(Link):
         self._ranks = tuple(ranks)
         self._commands: deque[Do] = deque()
 
-    def report(self, rank: int, kind: FaultKind, detail: str) -> None:
-        """Something happened to a local rank."""
-        self._post(FaultReport(rank=rank, kind=kind, detail=detail))
+    def report(self, rank: int, kind: FaultKind, detail: str, pid: int = 0) -> None:
+        """Something happened to a local rank. pid: the process of the rank that it happened to; 0: the current one."""
+        self._post(FaultReport(rank=rank, kind=kind, detail=detail, pid=pid))
 
     def terminate(self, detail: str) -> None:
         """Somebody asked this agent, and with it its ranks, to end."""

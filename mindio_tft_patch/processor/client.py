@@ -73,13 +73,21 @@ class Client(Link):
         self._last: tuple[int, Phase] | None = None
 
     def ready(self, ready: Ready) -> None:
-        """Model, optimizer and groups exist: from here on this rank can be recovered."""
+        """Model, optimizer and groups exist: from here on this rank can be recovered.
+
+        To be called again when what this rank offers changes; what was said last counts.
+        """
         self._ready = ready
         self._post(ready)
 
-    def report(self, kind: FaultKind, detail: str) -> None:
-        """Something happened to this rank."""
-        self._post(FaultReport(rank=self._rank, kind=kind, detail=detail, step=self._board.commit.step))
+    def report(self, kind: FaultKind, detail: str, *, step: int | None = None) -> None:
+        """Something happened to this rank.
+
+        Args:
+            step: see FaultReport; default the last completed one.
+        """
+        step = self._board.commit.step if step is None else step
+        self._post(FaultReport(rank=self._rank, kind=kind, detail=detail, step=step))
 
     def next_command(self, timeout_seconds: float) -> Do | None:
         """The next command for the main thread, or None when none comes in time. Stale commands are left out."""

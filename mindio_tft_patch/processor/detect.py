@@ -42,20 +42,53 @@ class Rule:
 
 DEFAULT_RULES: tuple[Rule, ...] = (
     Rule(FaultKind.TERMINATED, types=("builtins.KeyboardInterrupt",), why="somebody pressed Ctrl-C"),
+    # torch_npu: the words stand in every message about these errors, for which it has handlers
+    # (csrc/core/npu/NPUException.cpp); the numbers are those of the Ascend runtime, in messages without a handler.
     Rule(
         FaultKind.MEMORY,
-        patterns=("UCE ERROR", "HBM MULTI BIT ECC"),
+        patterns=("UCE ERROR", "HBM MULTI BIT ECC", "error code is 507053", "error code is 507054"),
         why="torch_npu: uncorrectable error in on-chip memory",
     ),
     Rule(
+        FaultKind.MEMORY,
+        types=("builtins.RuntimeError",),
+        patterns=("unsafe data in the input tensor",),
+        why="torch_npu: memory that such an error has hit was used before it was renewed",
+    ),
+    Rule(
         FaultKind.NETWORK,
-        patterns=("HCCL OP RETRY FAILED", "SUSPECT REMOTE ERROR", "UB LINK ERROR", "HCCS LINK ERROR"),
+        patterns=(
+            "HCCL OP RETRY FAILED",
+            "SUSPECT REMOTE ERROR",
+            "UB LINK ERROR",
+            "HCCS LINK ERROR",
+            "error code is 507056",
+            "error code is 507057",
+            "error code is 507904",
+        ),
         why="torch_npu: link or remote error in a collective",
     ),
     Rule(
         FaultKind.COLLATERAL,
-        patterns=("FORCE STOP",),
+        patterns=("FORCE STOP", "error code is 107022"),
         why="torch_npu: the device was stopped because another rank has a fault",
+    ),
+    Rule(
+        FaultKind.COLLATERAL,
+        patterns=("SUSPECT MEM ERROR", "error code is 507055"),
+        why="Ascend runtime: memory of another device, which this one reads, has an error; that device reports its own",
+    ),
+    Rule(
+        FaultKind.COLLATERAL,
+        types=("builtins.RuntimeError",),
+        patterns=("EI0002", "EI0006"),
+        why="HCCL: time-out waiting for another rank, or connecting to it; the root cause is elsewhere",
+    ),
+    Rule(
+        FaultKind.COLLATERAL,
+        types=("builtins.RuntimeError",),
+        patterns=("ERR02200", "HCCL function error"),
+        why="torch_npu: a call into HCCL failed; the root cause is elsewhere unless nobody reports one",
     ),
     Rule(
         FaultKind.COLLATERAL,

@@ -2,6 +2,8 @@
 
     body() raises -> classify -> report -> obey the controller, phase by phase -> body() again, or leave
 
+A process that takes the place of a lost one begins in the middle: it obeys first and only then calls body().
+
 The guard knows no framework. The controller decides every phase; the handler method of the same name carries it out.
 """
 
@@ -13,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn, Protocol, TypeVar
 
-from mindio_tft_patch.errors import Interrupted, RecoveryError
+from mindio_tft_patch.errors import ControlError, Interrupted, RecoveryError
 from mindio_tft_patch.processor.detect import Detector
 from mindio_tft_patch.processor.handlers import Handlers, Outcome
 from mindio_tft_patch.processor.progress import ProgressBoard
@@ -60,8 +62,8 @@ class Guard:
         channel: connection to the controller.
         handlers: what the framework adaptor does in each phase.
         board: what this rank is doing.
-        patience_seconds: how long to wait for a first command after a fault when the controller says nothing,
-            before the original exception is raised as if there was no plugin.
+        patience_seconds: how long to wait when the controller says nothing, before the original exception is raised
+            as if there was no plugin. Once it has given a command, it may be silent for as long as it can be reached.
         on_exit: called with the reason and the checkpoint path before the process ends.
     """
 
@@ -84,13 +86,19 @@ class Guard:
         self._on_exit = on_exit
         self._clock = clock
 
-    def run(self, body: Callable[[], T]) -> T:
+    def run(self, body: Callable[[], T], *, returning: bool = False) -> T:
         """Call `body` until it returns; after each fault do what the controller says.
+
+        Args:
+            returning: this process takes the place of a lost one: the controller says when `body` may begin.
 
         Raises:
             SystemExit: with EXIT_CODE when the controller ends the job, or body's own.
+            ControlError: a returning process has lost the controller.
             BaseException: body's own, when the controller cannot be reached.
         """
+        if returning:
+            self._recover(None)
         while True:
             try:
                 return body()
@@ -109,23 +117,29 @@ class Guard:
         self._recover(error)
         raise error
 
-    def _recover(self, error: BaseException) -> None:
-        """Obey the controller until it says resume (returns) or exit (raises)."""
+    def _recover(self, error: BaseException | None) -> None:
+        """Obey the controller until it says resume (returns) or exit (raises). No error: this process is returning."""
         before = self._board.broken_in()
         self._board.enter(Activity.RECOVERY)
-        if not isinstance(error, Interrupted):
+        if error is not None and not isinstance(error, Interrupted):
             log.error("training raised %s", "".join(traceback.format_exception(error)).rstrip())
             kind = self.detector.classify(error)
             self._channel.report(kind, f"{self.detector.describe(error)} (while in {before.value})")
+        _forget_frames(error)
+        # Whoever comes back was told so by the controller: its commands come when the others are there.
+        heard = error is None
         deadline = self._clock() + self._patience_seconds
         while True:
             do = self._channel.next_command(_POLL_SECONDS)
             if do is None:
-                # While other phases run elsewhere the controller is silent but reachable; it has time-outs of its own.
-                if self._clock() > deadline:
-                    log.error("no command from the controller for %g s; going on without it", self._patience_seconds)
-                    raise error
+                # While other phases run elsewhere, or a lost process starts anew, the controller is silent but
+                # reachable; it has time-outs of its own.
+                if heard and self._channel.connected:
+                    deadline = self._clock() + self._patience_seconds
+                elif self._clock() > deadline:
+                    self._give_up(error)
                 continue
+            heard = True
             deadline = self._clock() + self._patience_seconds
             if do.phase is Phase.EXIT:
                 self._leave(do, error)
@@ -133,9 +147,19 @@ class Guard:
                 self._board.enter(Activity.BETWEEN)
                 return
 
+    def _give_up(self, error: BaseException | None) -> NoReturn:
+        log.error("no command from the controller for %g s; going on without it", self._patience_seconds)
+        if error is not None:
+            raise error
+        raise ControlError(
+            f"The controller was lost for {self._patience_seconds:g} s while this process was to take the place of a "
+            "lost one; it cannot train by itself."
+        )
+
     def _obey(self, do: Do) -> bool:
         began = self._clock()
         try:
+            self._board.moment(f"phase_{do.phase.value}")
             if do.phase is Phase.STOP:
                 # The control thread called handlers.stop(); being here means that it has worked.
                 self._handlers.arrived()
@@ -151,15 +175,28 @@ class Guard:
             log.error("phase %s failed: %s", do.phase.value, "".join(traceback.format_exception(error)).rstrip())
             collateral = isinstance(error, RecoveryError) and error.collateral
             self._channel.failed(do, self.detector.describe(error), collateral=collateral)
+            _forget_frames(error)
             return False
         seconds = self._clock() - began
         log.info("phase %s done in %.3f s", do.phase.value, seconds)
         self._channel.done(do, self._handlers.commit_state(), outcome, seconds)
         return True
 
-    def _leave(self, do: Do, error: BaseException) -> NoReturn:
+    def _leave(self, do: Do, error: BaseException | None) -> NoReturn:
         log.error("the job ends: %s%s", do.plan.reason, f"; checkpoint {do.plan.detail}" if do.plan.detail else "")
         self._channel.done(do, self._handlers.commit_state(), Outcome(), 0.0)
         if self._on_exit is not None:
             self._on_exit(do.plan.reason, do.plan.detail)
         raise SystemExit(EXIT_CODE) from error
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Free what the frames of an exception hold: activations, graphs, a whole iteration's memory.
+
+    The traceback keeps its lines, so that the exception can still be logged and raised.
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

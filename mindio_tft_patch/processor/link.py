@@ -12,6 +12,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
+from uuid import uuid4
+
+import msgspec
 
 from mindio_tft_patch.config import Config
 from mindio_tft_patch.errors import ControlError
@@ -74,12 +77,13 @@ class Link:
     ) -> None:
         self._config = config
         self._endpoint = endpoint
-        self._register = register
+        self._register = msgspec.structs.replace(register, life=uuid4().hex)
         self._connect = connect
         self._clock = clock
         self._outbox: deque[UpMessage] = deque()
         self._channel: Channel | None = None
         self._welcome: Welcome | None = None
+        self._refusal: Welcome | None = None  # one that may end by itself
         self._answered = threading.Event()
         self._stopping = False
         self._failure: Exception | None = None
@@ -95,11 +99,18 @@ class Link:
         return self._clock() - self._heard_at < self._silence_seconds
 
     @property
+    def returning(self) -> bool:
+        """True when this process takes the place of one that was lost while the job goes on; known after `start`."""
+        return self._welcome is not None and self._welcome.returning
+
+    @property
     def _silence_seconds(self) -> float:
         return max(5.0, SILENCE_BEATS * self._config.heartbeat_seconds)
 
     def start(self) -> None:
         """Connect and register.
+
+        A refusal because another process was heard of a moment ago is no reason to give up: it is asked again.
 
         Raises:
             ControlError: the controller cannot be reached within TTP_RETRY_TIMES tries of about a second, or refuses.
@@ -108,7 +119,7 @@ class Link:
         for _ in range(self._config.retry_times):
             if self._answered.wait(TRY_SECONDS):
                 break
-        welcome, failure, channel = self._welcome, self._failure, self._channel
+        welcome, failure, channel = self._welcome or self._refusal, self._failure, self._channel
         if welcome is not None and welcome.accepted:
             return
         trouble = channel.trouble if channel is not None else "no connection was opened"
@@ -179,7 +190,7 @@ class Link:
         beat_at = register_at = self._clock()
         while not self._stopping:
             now = self._clock()
-            if not self.connected and now >= register_at:
+            if (self._welcome is None or not self.connected) and now >= register_at:
                 self._introduce(channel, now)
                 register_at = now + TRY_SECONDS
             if now >= beat_at and self._welcome is not None:
@@ -215,7 +226,10 @@ class Link:
         if isinstance(message, Do):
             self._take_command(message)
             return
-        if self._welcome is None:
+        if self._welcome is None and message.passing:
+            logger.info("The controller refuses this peer for now: %s", message.reason)
+            self._refusal = message
+        elif self._welcome is None:
             self._welcome = message
             self.attempt = max(self.attempt, message.attempt)
             self._answered.set()

@@ -16,7 +16,7 @@ import msgspec
 
 from mindio_tft_patch.protocol.phases import Activity, FaultKind, Phase, Strategy
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class Role(str, Enum):
@@ -72,8 +72,10 @@ class Plan(msgspec.Struct, frozen=True):
     """What a recovery is going to do; sent with every phase.
 
     target_step: step that all state has after the recovery.
-    faulty: ranks that are dead or whose state cannot be used.
-    participants: healthy ranks that carry the plan out, ascending.
+    faulty: ranks that are dead, have come back as new processes, or whose state cannot be used: what REPAIR fills.
+    lost: ranks whose process is to be started anew by the agent of their node, which ends what is left of the old one.
+        Each is named by the first attempt that misses it, in all of its phases, and by no later one.
+    participants: ranks that carry the phase out, ascending; from REBUILD on also those that have come back.
     sources: one per replica set; empty until the target is decided.
     reason: the decision, in words.
     """
@@ -82,13 +84,17 @@ class Plan(msgspec.Struct, frozen=True):
     reason: str
     target_step: int = 0
     faulty: tuple[int, ...] = ()
+    lost: tuple[int, ...] = ()
     participants: tuple[int, ...] = ()
     sources: tuple[ShardSource, ...] = ()
     detail: str = ""  # e.g. the path of the checkpoint, in the exit phase
 
 
 class Register(msgspec.Struct, frozen=True, tag="register"):
-    """First message of a peer. An agent registers with rank = -1 and its node's ranks."""
+    """First message of a peer. An agent registers with rank = -1 and its node's ranks.
+
+    life: random, made anew by every process; in a container that is started again the process ids are the same.
+    """
 
     role: Role
     rank: int
@@ -98,6 +104,7 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
     node: int = 0
     ranks: tuple[int, ...] = ()
     version: int = PROTOCOL_VERSION
+    life: str = ""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -117,12 +124,17 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
 
 
 class FaultReport(msgspec.Struct, frozen=True, tag="fault"):
-    """Something happened to `rank`; sent by the rank itself or by the agent of its node."""
+    """Something happened to `rank`; sent by the rank itself or by the agent of its node.
+
+    step: last completed step; of CORRUPTION the last one on which the holders of the shard agreed.
+    pid: process that it happened to, when an agent says so; 0: the current one of the rank.
+    """
 
     rank: int
     kind: FaultKind
     detail: str
     step: int | None = None
+    pid: int = 0
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
@@ -154,11 +166,18 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """Answer to Register."""
+    """Answer to Register.
+
+    returning: this process takes the place of one that was lost while the job goes on; a rank then sets itself up
+        without the others and waits for REBUILD. To an agent: the job goes on, its ranks are to be started at once.
+    passing: a refusal that may end by itself: another process holds the place and was heard of a moment ago.
+    """
 
     attempt: int
     accepted: bool
     reason: str = ""
+    returning: bool = False
+    passing: bool = False
 
 
 class Do(msgspec.Struct, frozen=True, tag="do"):

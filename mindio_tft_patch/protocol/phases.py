@@ -60,6 +60,7 @@ class FaultKind(str, Enum):
     COLLATERAL = "collateral"  # this rank only suffers from another rank's fault (a peer closed the connection)
     TERMINATED = "terminated"  # somebody asked the rank or the job to end (SIGTERM)
     EXCEPTION = "exception"  # anything else that user code or the framework raised
+    CORRUPTION = "corruption"  # the holders of a shard disagree: silent corruption
 
 
 class Activity(str, Enum):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from support.control import progress
 
-from mindio_tft_patch.controller import decide
+from mindio_tft_patch.controller import decide, targets, watch
 from mindio_tft_patch.controller.options import Options
 from mindio_tft_patch.controller.roster import Fault, Roster
 from mindio_tft_patch.protocol.messages import CommitState, Failed, Ready, Register, ReplicaSet, Role
@@ -35,7 +35,7 @@ def commits(roster: Roster, **states: CommitState) -> None:
 
 def hang(roster: Roster, quiet: float) -> tuple[list[int | None], str]:
     roster.progress_at = NOW - quiet
-    faults, reason = decide.find_hang(roster, NOW)
+    faults, reason = watch.find_hang(roster, NOW)
     return [fault.rank for fault in faults], reason
 
 
@@ -56,7 +56,7 @@ def test_below_the_limit_nothing_hangs() -> None:
 def test_the_limit_is_ten_median_steps_when_that_is_longer() -> None:
     roster = make()
     roster.ranks[0].progress = progress(5, median=20.0)
-    assert decide.hang_limit(roster) == 200.0
+    assert watch.hang_limit(roster) == 200.0
 
 
 def test_a_rank_that_only_now_and_then_waits_is_still_the_culprit() -> None:
@@ -120,13 +120,13 @@ def test_silence_counts_as_loss_only_without_agent_and_when_somebody_misses_the_
     roster = make()
     roster.ranks[2].heard_at = NOW - 10
     waiting(roster, 0, seconds=9)
-    assert decide.find_lost(roster, NOW)[0] == ()
+    assert watch.find_lost(roster, NOW)[0] == ()
     roster.agents.clear()
-    assert [fault.rank for fault in decide.find_lost(roster, NOW)[0]] == [2]
+    assert [fault.rank for fault in watch.find_lost(roster, NOW)[0]] == [2]
     waiting(roster, 0, seconds=1)
-    assert decide.find_lost(roster, NOW)[0] == ()
+    assert watch.find_lost(roster, NOW)[0] == ()
     roster.faults.append(Fault(0, FaultKind.COLLATERAL, ""))
-    assert [fault.rank for fault in decide.find_lost(roster, NOW)[0]] == [2]
+    assert [fault.rank for fault in watch.find_lost(roster, NOW)[0]] == [2]
 
 
 def test_the_agent_of_a_dead_node_watches_nobody() -> None:
@@ -135,13 +135,13 @@ def test_the_agent_of_a_dead_node_watches_nobody() -> None:
     for rank in (2, 3):
         roster.ranks[rank].heard_at = NOW - 10
     waiting(roster, 0, 1, seconds=9)
-    assert [fault.rank for fault in decide.find_lost(roster, NOW)[0]] == [2, 3]
+    assert [fault.rank for fault in watch.find_lost(roster, NOW)[0]] == [2, 3]
 
 
 def test_the_target_is_the_last_step_when_nobody_has_passed_the_gate() -> None:
     roster = make()
     commits(roster, r0=CommitState(5, at_gate=6))
-    assert decide.choose_target(roster)[0] == 5
+    assert targets.choose_target(roster)[0] == 5
 
 
 def test_the_target_is_the_next_step_when_somebody_has_passed_the_gate() -> None:
@@ -149,7 +149,7 @@ def test_the_target_is_the_next_step_when_somebody_has_passed_the_gate() -> None
     at_gate = CommitState(5, at_gate=6)
     for passed in (CommitState(6), CommitState(5, updating=6)):
         commits(roster, r0=at_gate, r1=at_gate, r2=at_gate, r3=passed)
-        target, reason = decide.choose_target(roster)
+        target, reason = targets.choose_target(roster)
         assert target == 6
         assert "rank 3 has passed the gate" in reason
 
@@ -158,23 +158,23 @@ def test_the_next_step_may_have_a_later_number_when_iterations_are_left_out() ->
     roster = make()
     at_gate = CommitState(5, at_gate=8)
     commits(roster, r0=at_gate, r1=at_gate, r2=CommitState(8), r3=at_gate)
-    assert decide.choose_target(roster)[0] == 8
-    assert all(decide.reaches(roster.ranks[rank], 8) for rank in range(4))
+    assert targets.choose_target(roster)[0] == 8
+    assert all(targets.reaches(roster.ranks[rank], 8) for rank in range(4))
 
 
 def test_a_half_done_update_after_a_fault_of_the_ranks_own_is_no_sign_that_the_gate_was_passed() -> None:
     roster = make()
     roster.faults.append(Fault(3, FaultKind.MEMORY, ""))
     commits(roster, r3=CommitState(5, updating=6))
-    decide.mark_unusable(roster)
-    assert decide.choose_target(roster)[0] == 5
+    targets.mark_unusable(roster)
+    assert targets.choose_target(roster)[0] == 5
     assert roster.faulty() == (3,)
 
 
 def test_when_the_next_step_is_not_covered_the_last_one_is_saved() -> None:
     roster = make()
     commits(roster, r0=CommitState(6))
-    target, reason = decide.choose_target(roster)
+    target, reason = targets.choose_target(roster)
     assert target == 5
     assert "no usable copy" in reason
 
@@ -182,14 +182,14 @@ def test_when_the_next_step_is_not_covered_the_last_one_is_saved() -> None:
 def test_steps_are_never_mixed() -> None:
     roster = make()
     commits(roster, r0=CommitState(6), r2=CommitState(6))
-    assert decide.choose_target(roster)[0] is None
+    assert targets.choose_target(roster)[0] is None
 
 
 def test_a_rank_without_a_fault_of_its_own_speaks_for_a_shard() -> None:
     roster = make()
     commits(roster)
     roster.faults.append(Fault(0, FaultKind.MEMORY, ""))
-    sources, _ = decide.choose_sources(roster, 5)
+    sources, _ = targets.choose_sources(roster, 5)
     assert sources is not None
     assert [(source.replica_set.ranks, source.source) for source in sources] == [((0, 2), 2), ((1, 3), 1)]
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
 
-from mindio_tft_patch.errors import DumpError, Interrupted
+from mindio_tft_patch.errors import ControlError, DumpError, Interrupted
 from mindio_tft_patch.processor.guard import EXIT_CODE, Guard
 from mindio_tft_patch.processor.handlers import Outcome
 from mindio_tft_patch.processor.progress import ProgressBoard
@@ -17,10 +18,11 @@ PLAN = Plan(strategy=Strategy.DUMP, reason="rank 1 died", target_step=3, detail=
 
 
 class ScriptedChannel:
-    connected = True
+    """Hands out commands; None: nothing comes for a second."""
 
-    def __init__(self, *phases: Phase) -> None:
-        self.commands = [Do(attempt=1, phase=phase, plan=PLAN) for phase in phases]
+    def __init__(self, *phases: Phase | None, connected: bool = True) -> None:
+        self.connected = connected
+        self.commands = [None if phase is None else Do(attempt=1, phase=phase, plan=PLAN) for phase in phases]
         self.said: list[Any] = []
 
     def report(self, kind: FaultKind, detail: str) -> None:
@@ -155,6 +157,68 @@ def test_last_resort_never_returns_even_when_the_others_go_on() -> None:
     channel = ScriptedChannel(Phase.STOP, Phase.RESUME)
     with pytest.raises(ValueError, match="evaluation"):
         guard(channel, Recorder()).last_resort(ValueError("evaluation"))
+
+
+def test_a_returning_process_obeys_before_it_trains() -> None:
+    channel = ScriptedChannel(*[None] * 20, Phase.REBUILD, Phase.REPAIR, Phase.ROLLBACK, Phase.RESUME)
+    handlers = Recorder()
+    protected = guard(channel, handlers)
+    assert protected.run(lambda: handlers.calls.append("train") or "trained", returning=True) == "trained"
+    assert handlers.calls == ["rebuild", "repair", "rollback", "resume", "train"]
+    assert [word[0] for word in channel.said] == ["done"] * 4
+
+
+def test_a_returning_process_whose_job_ends_leaves_with_the_exit_code() -> None:
+    channel = ScriptedChannel(Phase.STOP, Phase.EXIT)
+    with pytest.raises(SystemExit) as exit_info:
+        guard(channel, Recorder()).run(failing(), returning=True)
+    assert exit_info.value.code == EXIT_CODE
+
+
+def test_a_returning_process_that_has_lost_the_controller_ends() -> None:
+    with pytest.raises(ControlError, match="it cannot train by itself"):
+        guard(ScriptedChannel(connected=False), Recorder()).run(failing(), returning=True)
+
+
+def test_between_two_commands_the_controller_may_be_silent_while_it_can_be_reached() -> None:
+    channel = ScriptedChannel(Phase.STOP, Phase.CLEAN, *[None] * 50, Phase.REBUILD, Phase.RESUME)
+    assert guard(channel, Recorder()).run(failing(Interrupted())) == "trained"
+
+
+def test_a_controller_that_is_lost_between_two_commands_is_not_waited_for() -> None:
+    channel = ScriptedChannel(Phase.STOP, *[None] * 50, Phase.RESUME, connected=False)
+    with pytest.raises(ValueError, match="bad batch"):
+        guard(channel, Recorder()).run(failing(ValueError("bad batch")))
+
+
+def test_what_the_frames_of_a_fault_hold_is_free_during_the_recovery() -> None:
+    class Activation:
+        pass
+
+    kept: list[weakref.ref[Activation]] = []
+    left = [1]
+
+    def body() -> str:
+        if not left:
+            return "trained"
+        left.clear()
+        activation = Activation()
+        kept.append(weakref.ref(activation))
+        try:
+            raise OSError("cause")
+        except OSError as cause:
+            raise ValueError("bad batch") from cause
+
+    handlers = Recorder()
+    freed: list[bool] = []
+    handlers.clean = lambda plan: freed.append(kept[0]() is None) or Outcome()  # type: ignore[attr-defined]
+    assert guard(ScriptedChannel(Phase.STOP, Phase.CLEAN, Phase.RESUME), handlers).run(body) == "trained"
+    assert freed == [True]
+
+
+def test_the_traceback_is_logged_before_its_frames_are_freed(caplog: pytest.LogCaptureFixture) -> None:
+    guard(ScriptedChannel(Phase.STOP, Phase.RESUME), Recorder()).run(failing(ValueError("bad batch")))
+    assert "in body" in caplog.text and "bad batch" in caplog.text
 
 
 def test_the_board_says_recovery_while_in_the_guard() -> None:

@@ -260,7 +260,9 @@ def test_after_the_verdict_nothing_is_decided_any_more() -> None:
     job.terminate()
     job.passes(5)
     assert job.outbox == [] or not any(isinstance(one, Conclude) for one in job.outbox)
-    assert job.machine.refusal(register(1, pid=7), job.now, same_connection=False).startswith("the job is ending")
+    refusal = job.machine.refusal(register(1, pid=7), job.now, same_connection=False)
+    assert refusal is not None and refusal.reason.startswith("the job is ending")
+    assert not refusal.passing
 
 
 def test_messages_of_a_rank_that_never_registered_change_nothing() -> None:

@@ -1,12 +1,16 @@
-"""Whatever happens in whatever order: a recovery ends, and a completed step is never planned away."""
+"""Whatever happens in whatever order: a recovery ends, and a completed step is never planned away.
+
+Nor is anybody refilled from a rank that is suspect or has itself just come back, and no attempt has two targets.
+"""
 
 from __future__ import annotations
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.control import Job
+from support.control import Job, register
 
-from mindio_tft_patch.protocol.messages import CommitState, Done, Failed
+from mindio_tft_patch.controller.events import Instruction, Send
+from mindio_tft_patch.protocol.messages import CommitState, Do, Done, Failed
 from mindio_tft_patch.protocol.phases import Activity, FaultKind, Phase, Strategy
 
 RANK = st.integers(0, 3)
@@ -20,6 +24,11 @@ EVENT = st.one_of(
     st.tuples(st.just("beats"), RANK, st.sampled_from(Activity), st.sampled_from([None, 50.0])),
     st.tuples(st.just("passes"), st.sampled_from([0.1, 0.5, 3.0, 20.0])),
     st.tuples(st.just("terminates")),
+    st.tuples(st.just("registers"), RANK),
+    st.tuples(st.just("ready"), RANK),
+    st.tuples(st.just("launches"), st.integers(0, 1)),
+    st.tuples(st.just("dark"), st.integers(0, 1)),
+    st.tuples(st.just("all answer"), st.booleans()),
 )
 
 
@@ -53,21 +62,83 @@ def _play(job: Job, event: tuple[object, ...], commits: dict[int, CommitState]) 
         job.passes(more[0], step=0.25)  # type: ignore[arg-type]
     elif kind == "terminates":
         job.terminate()
+    elif kind == "all answer" and phase is not None:
+        for one in range(4):
+            job.say(one, Done(one, job.machine.attempt, phase, commits.setdefault(one, _commit(bool(more[0]), True))))
+    else:
+        _play_return(job, str(kind), rank)
+
+
+def _play_return(job: Job, kind: str, rank: int) -> None:
+    if kind == "registers":
+        _register(job, rank)
+    elif kind == "ready":
+        job.gets_ready(rank, tuple(Strategy))
+    elif kind == "launches":
+        job.launches(rank)
+    elif kind == "dark":
+        job.dark.add(rank)
+
+
+def _register(job: Job, rank: int) -> None:
+    """A new process of a rank registers, if the controller lets it."""
+    pid = 9000 + job.pids
+    if job.machine.refusal(register(rank, pid=pid), job.now, same_connection=False) is None:
+        job.registers_again(rank)
+
+
+class Witness:
+    """Looks at every plan in the moment in which it is sent."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.targets: dict[int, int] = {}
+        self.seen = 0
+
+    def look(self) -> None:
+        for one in self.job.outbox[self.seen :]:
+            self._look_at(one)
+        self.seen = len(self.job.outbox)
+
+    def _look_at(self, one: Instruction) -> None:
+        if (
+            not isinstance(one, Send)
+            or not isinstance(one.message, Do)
+            or one.message.phase in (Phase.STOP, Phase.EXIT)
+        ):
+            return
+        plan, attempt = one.message.plan, one.message.attempt
+        if plan.strategy is not Strategy.RELOAD:
+            assert self.targets.setdefault(attempt, plan.target_step) == plan.target_step
+        sources = {source.source for source in plan.sources}
+        assert sources <= set(plan.participants)
+        if plan.strategy in (Strategy.RETRY, Strategy.RESPAWN):
+            assert not sources & set(plan.faulty)
+        if one.message.phase in (Phase.REBUILD, Phase.REPAIR, Phase.ROLLBACK, Phase.RESUME):
+            assert plan.participants == (0, 1, 2, 3)
+        returning = {rank for rank, state in self.job.machine.roster.ranks.items() if state.returning}
+        if attempt == self.job.machine.attempt and not self.job.machine.idle:
+            assert not sources & (returning & set(plan.faulty))
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(OFFERS, st.lists(EVENT, max_size=25), st.booleans())
+@given(OFFERS, st.lists(EVENT, max_size=40), st.booleans())
 def test_every_sequence_of_events_ends_idle_or_in_a_verdict(
     offers: tuple[Strategy, ...], events: list[tuple[object, ...]], with_agent: bool
 ) -> None:
-    job = Job(strategies=offers, with_agent=with_agent, dump_timeout_seconds=30, phase_timeout_seconds=30)
+    times = {"dump_timeout_seconds": 30, "phase_timeout_seconds": 30, "return_seconds": 60}
+    job = Job(strategies=offers, with_agent=with_agent, nodes=2, **times)
+    witness = Witness(job)
     commits: dict[int, CommitState] = {}
     for event in events:
         _play(job, event, commits)
+        witness.look()
     # Nobody answers any more.
-    job.passes(400, step=1.0)
+    before = job.machine.attempt
+    job.passes(600, step=1.0)
+    witness.look()
     assert job.machine.idle or job.machine.verdict is not None
-    assert job.machine.attempt < 20
+    assert job.machine.attempt < before + 20
 
 
 @settings(max_examples=300, deadline=None)

@@ -7,7 +7,7 @@ from support.control import progress, register
 
 from mindio_tft_patch.controller.options import Options
 from mindio_tft_patch.controller.roster import Fault, Roster, named
-from mindio_tft_patch.protocol.messages import Register, Role
+from mindio_tft_patch.protocol.messages import Ready, Register, ReplicaSet, Role
 from mindio_tft_patch.protocol.phases import Activity, FaultKind
 
 
@@ -18,7 +18,8 @@ def make() -> Roster:
 
 
 def refusal(roster: Roster, message: Register, now: float = 100.5, *, same: bool = False) -> str:
-    return roster.refusal(message, now, same_connection=same)
+    found = roster.refusal(message, now, same_connection=same)
+    return "" if found is None else found.reason
 
 
 def test_a_second_process_may_not_claim_a_live_rank() -> None:
@@ -36,6 +37,55 @@ def test_a_new_process_may_take_a_dead_or_silent_rank() -> None:
     assert refusal(roster, register(1, pid=7)) == ""
     roster.register(register(1, pid=7), 101.0)
     assert roster.ranks[1].lost is None
+
+
+def test_a_refusal_because_of_a_live_process_may_pass_and_others_do_not() -> None:
+    roster = make()
+    alive = roster.refusal(register(1, pid=7), 100.5, same_connection=False)
+    assert alive is not None and alive.passing
+    for wrong in (register(9, 4), register(1, 8)):
+        found = roster.refusal(wrong, 100.5, same_connection=False)
+        assert found is not None and not found.passing
+
+
+def test_a_rank_that_has_left_training_cannot_be_claimed() -> None:
+    roster = make()
+    roster.ranks[1].finished = True
+    assert "has left training in good order" in refusal(roster, register(1, pid=7), now=900.0)
+
+
+def test_a_process_with_the_same_number_in_a_container_that_was_started_again_is_another_one() -> None:
+    roster = make()
+    again = msgspec.structs.replace(register(1), life="b")
+    assert "is registered and alive" in refusal(roster, again)
+    roster.ranks[1].lost = Fault(1, FaultKind.HEARTBEAT_LOST, "")
+    assert roster.register(again, 101.0)
+    assert roster.ranks[1].returning
+
+
+def test_a_new_process_is_returning_when_the_one_before_it_was_lost_or_had_been_ready() -> None:
+    roster = make()
+    roster.register(register(1, pid=7), 110.0)
+    assert not roster.ranks[1].returning
+    roster.ranks[1].ready = Ready(1, 0, (ReplicaSet("dense", (1, 3)),), ())
+    roster.register(register(1, pid=8), 120.0)
+    assert roster.ranks[1].returning
+    assert not roster.ranks[1].healthy and roster.ranks[1].trained
+    # What the shard of the rank is stays known while its new process sets itself up.
+    assert [found.ranks for found in roster.replica_sets()] == [(1, 3)]
+    roster.forget_recovery()
+    assert not roster.ranks[1].returning
+
+
+def test_an_agent_is_returning_when_ranks_of_its_node_were_known() -> None:
+    roster = make()
+    for ranks, returning in (((0,), False), ((0, 1), True)):
+        one = Register(Role.AGENT, -1, 4, 50, "a", 0, ranks)
+        assert roster.register(one, 100.0)
+        assert not roster.register(one, 101.0)
+        assert roster.register(msgspec.structs.replace(one, pid=51), 110.0)
+        assert roster.agents[0].returning is returning
+        roster.agents.clear()
 
 
 def test_another_version_another_job_or_an_unknown_rank_is_refused() -> None:

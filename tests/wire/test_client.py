@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
-from support.wire import eventually
+from support.wire import eventually, ready
 
 from mindio_tft_patch.config import Config
 from mindio_tft_patch.errors import ControlError
@@ -13,8 +14,17 @@ from mindio_tft_patch.processor.client import Client
 from mindio_tft_patch.processor.handlers import Outcome
 from mindio_tft_patch.processor.progress import ProgressBoard
 from mindio_tft_patch.protocol.endpoint import Endpoint
-from mindio_tft_patch.protocol.messages import CommitState, Done, Failed, FaultReport, Heartbeat, Register, Welcome
-from mindio_tft_patch.protocol.phases import FaultKind, Phase
+from mindio_tft_patch.protocol.messages import (
+    CommitState,
+    Done,
+    Failed,
+    FaultReport,
+    Heartbeat,
+    Ready,
+    Register,
+    Welcome,
+)
+from mindio_tft_patch.protocol.phases import FaultKind, Phase, Strategy
 from mindio_tft_patch.testing import FakeChannel, command
 
 CONFIG = Config(heartbeat_seconds=0.05, retry_times=1)
@@ -113,6 +123,31 @@ def test_a_refusal_is_an_error_with_the_reason() -> None:
     made.channel = FakeChannel(Welcome(0, False, "it is another job"))
     with pytest.raises(ControlError, match="it is another job"):
         made.client.start()
+
+
+def test_a_refusal_that_may_end_by_itself_is_asked_again() -> None:
+    made = Rank()
+    made.client._config = replace(CONFIG, retry_times=5)
+    made.channel = FakeChannel(Welcome(0, False, "it is alive", passing=True), Welcome(3, True, returning=True))
+    made.client.start()
+    assert made.client.returning
+    assert made.client.attempt == 3
+    made.client.close()
+
+
+def test_a_refusal_that_does_not_end_is_an_error_with_the_reason() -> None:
+    made = Rank()
+    made.channel = FakeChannel(*[Welcome(0, False, "it is alive", passing=True)] * 5)
+    with pytest.raises(ControlError, match="it is alive"):
+        made.client.start()
+
+
+def test_a_first_process_is_not_returning_and_what_it_offers_last_counts(rank: Rank) -> None:
+    assert not rank.client.returning
+    rank.client.ready(ready(0, 2, tuple(Strategy)))
+    rank.client.ready(ready(0, 2))
+    eventually(lambda: [one for one in rank.channel.sent if isinstance(one, Ready)][1:])
+    assert rank.client._again() == [ready(0, 2)]
 
 
 def test_no_answer_is_an_error_that_says_what_was_seen() -> None:

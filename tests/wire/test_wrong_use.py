@@ -175,7 +175,7 @@ def _answers(endpoint: Endpoint, *messages: object) -> list[object]:
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        (msgspec.structs.replace(register(1, 2), version=2), "version 2"),
+        (msgspec.structs.replace(register(1, 2), version=1), "version 1"),
         (register(7, 2), "rank 7 is not from 0 to 1"),
         (msgspec.structs.replace(register(1, 2), rank=-1), "rank -1 is not"),
         (register(1, 8), "its job has 8 ranks"),

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
+from mindio_tft_patch.adaptors.device import regroup
+from mindio_tft_patch.adaptors.device.interface import renew_in_place
 from mindio_tft_patch.adaptors.device.stop_flag import StopFlag
 from mindio_tft_patch.adaptors.device.waits import InterruptibleWaits
 from mindio_tft_patch.processor.progress import ProgressBoard
@@ -37,3 +42,25 @@ class GlooDevice:
     def gate_group(self) -> Any:
         """The default group is gloo already; its barrier waits on the host."""
         return dist.group.WORLD
+
+    def host_waits(self) -> AbstractContextManager[None]:
+        """Every wait can be interrupted."""
+        return nullcontext()
+
+    def in_place_refusal(self) -> str:
+        """From torch 2.14 on gloo rebuilds groups in place."""
+        return regroup.missing_support()
+
+    def rebuild_groups(
+        self, attempt: int, members: Sequence[int], *, deadline: float, check: Callable[[], None]
+    ) -> int:
+        """By torch's ProcessGroup.reconfigure."""
+        return regroup.rebuild_groups(attempt, members, deadline=deadline, check=check)
+
+    def renew(self, storage: torch.UntypedStorage) -> None:
+        """Host memory."""
+        renew_in_place(storage)
+
+    def describe_memory_fault(self, error: BaseException) -> str:
+        """Host memory has no such errors that a process lives to tell."""
+        return ""

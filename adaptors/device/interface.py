@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
@@ -40,10 +43,67 @@ class Device(Protocol):
         """Process group for the commit gate: a barrier on it must mean that every rank's *host* arrived."""
         ...
 
+    def host_waits(self) -> AbstractContextManager[None]:
+        """Around what the main thread does with the gate group or a partner group: it can be stopped in there too.
+
+        Where stopping means stopping the device, nothing else would end a wait for a rank that lives but does not come.
+        """
+        ...
+
+    def in_place_refusal(self) -> str:
+        """Why communication cannot be rebuilt in place here; empty when it can. Asked before training."""
+        ...
+
+    def rebuild_groups(
+        self, attempt: int, members: Sequence[int], *, deadline: float, check: Callable[[], None]
+    ) -> int:
+        """Make the connections of all process groups anew, together with all other ranks.
+
+        Args:
+            attempt: number of the recovery; never used twice.
+            members: all ranks of the job.
+            deadline: monotonic seconds.
+            check: called while waiting; raises to give up.
+
+        Returns:
+            Number of groups.
+
+        Raises:
+            RecoveryError: a group could not be connected.
+        """
+        ...
+
+    def renew(self, storage: torch.UntypedStorage) -> None:
+        """Give suspect memory back and allocate it anew, filled with zeros; tensors over it stay valid."""
+        ...
+
+    def describe_memory_fault(self, error: BaseException) -> str:
+        """One line on what an exception says about on-chip memory, for a fault's detail; empty for other errors."""
+        ...
+
 
 def host_group() -> Any:
     """A gloo group over all ranks, for devices whose own collectives do not wait on the host."""
     return dist.new_group(backend="gloo", group_desc="TFT_GATE")
+
+
+def partner_group(ranks: Sequence[int]) -> Any:
+    """A gloo group of some ranks, for small things that are exchanged on the host; only its members call this."""
+    return dist.new_group(
+        list(ranks),
+        backend="gloo",
+        use_local_synchronization=True,
+        group_desc="TFT_PARTNERS",
+        timeout=timedelta(minutes=30),
+    )
+
+
+def renew_in_place(storage: torch.UntypedStorage) -> None:
+    """Device.renew for allocators that give memory back on resize."""
+    size = storage.nbytes()
+    storage.resize_(0)
+    storage.resize_(size)
+    storage.fill_(0)
 
 
 def select_device(config: Config, board: ProgressBoard) -> Device:

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -67,10 +68,13 @@ class InterruptibleWaits:
     Args:
         flag: looked at before and during each wait.
         board: is told when the thread waits for other ranks.
+        everywhere: False where works are not all gloo's: then only those inside on_host() are waited for in slices. A
+            work of an accelerator would make the host wait for it, and is ended by its device.
     """
 
-    def __init__(self, flag: StopFlag, board: ProgressBoard) -> None:
+    def __init__(self, flag: StopFlag, board: ProgressBoard, *, everywhere: bool = True) -> None:
         self._board = board
+        self._looking = everywhere
         self._flag = flag
         self._thread = threading.get_ident()
         self._original: Callable[..., bool] | None = None
@@ -87,7 +91,7 @@ class InterruptibleWaits:
         self._waiter = _Waiter(original)
 
         def wait(work: Any, *args: Any, **kwargs: Any) -> bool:
-            if threading.get_ident() != self._thread:
+            if threading.get_ident() != self._thread or not self._looking:
                 return bool(original(work, *args, **kwargs))
             if args or kwargs:
                 # The caller wants a time-out of its own: keep its meaning, only refuse to begin when stopping.
@@ -97,6 +101,15 @@ class InterruptibleWaits:
             return self._wait(work, original)
 
         dist.Work.wait = wait
+
+    @contextmanager
+    def on_host(self) -> Iterator[None]:
+        """What this thread waits for inside is gloo's."""
+        before, self._looking = self._looking, True
+        try:
+            yield
+        finally:
+            self._looking = before
 
     def uninstall(self) -> None:
         """Put the original back."""

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from mindio_tft_patch.adaptors.megatron import checkpoint_files as files
+from mindio_tft_patch.adaptors.megatron.bucket_groups import drop_handles
 from mindio_tft_patch.adaptors.megatron.save_here import checkpointing_module, saving_into
 from mindio_tft_patch.adaptors.megatron.shard_holders import find_holders, refresh_parameters, speaking
 from mindio_tft_patch.adaptors.megatron.survivors import SurvivorsWorld, no_check
@@ -89,7 +90,8 @@ def write_dump(
             return Outcome(detail=ready)
         job.temporary = Path(world.from_leader(lambda: str(files.make_temporary(job.save, iteration, attempt))))
         job.lap("prepare")
-        _drop_handles(model)
+        for chunk in model:
+            drop_handles(chunk)  # of parameter all-gathers that were under way (--overlap-param-gather)
         refresh_parameters(optimizer, holders)
         job.lap("refresh")
         job.choose_writers(any(one.speakers[0] == world.rank for one in holders))
@@ -297,12 +299,3 @@ def _refuse(args: Any) -> None:
         raise DumpError("there is no place to save to. Add --save.")
     if args.ckpt_format not in FORMATS:
         raise DumpError(f"--ckpt-format {args.ckpt_format} is not served; use one of {', '.join(FORMATS)}.")
-
-
-def _drop_handles(model: Any) -> None:
-    """Forget parameter all-gathers that were under way (--overlap-param-gather): some of their ranks are dead."""
-    for chunk in model:
-        groups = [*getattr(chunk, "bucket_groups", ()), *getattr(chunk, "expert_parallel_bucket_groups", ())]
-        for group in groups:
-            if hasattr(group, "param_gather_handle"):
-                group.param_gather_handle = None

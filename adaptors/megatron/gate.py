@@ -35,6 +35,11 @@ class CommitGate:
         barrier: returns when all ranks have called it.
         next_step: number of the step that the current iteration makes.
         record: called as record(step, skipped) at mark 4.
+        before_barrier: called before the barrier of every step; may communicate.
+
+    Attributes:
+        answer: what optimizer.step() returns instead of doing anything, while the end of an iteration is repeated.
+        result: what optimizer.step() returns for the step under way: successful, gradient norm, zeros.
     """
 
     def __init__(
@@ -44,11 +49,16 @@ class CommitGate:
         barrier: Callable[[], None],
         next_step: Callable[[], int],
         record: Callable[[int, bool], None],
+        before_barrier: Callable[[], None] = lambda: None,
     ) -> None:
         self._board = board
         self._barrier = barrier
         self._next_step = next_step
         self._record = record
+        self._before_barrier = before_barrier
+        self.answer: tuple[Any, ...] | None = None
+        self.result: tuple[Any, ...] = ()
+        self._outermost: Any = None  # the optimizer whose step() is under way
         self._in_step = False  # inside the outermost optimizer.step()
         self._passed = False  # the gate was passed in this optimizer.step()
         self._updating = False  # inside the local update
@@ -57,9 +67,12 @@ class CommitGate:
 
     def around_step(self, wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Wrapper of `optimizer.step`: makes an iteration whose update is skipped pass the gate as well."""
+        if self.answer is not None:
+            return self.answer
         if self._in_step:
             return wrapped(*args, **kwargs)
-        self._in_step, self._passed = True, False
+        self._in_step, self._passed, self._outermost = True, False, instance
+        self.result = (False, None, None)
         try:
             result = wrapped(*args, **kwargs)
             if not self._passed:
@@ -72,6 +85,7 @@ class CommitGate:
         """Wrapper of `step_with_ready_grads`; only the outermost optimizer of a chain is gated."""
         if self._updating:
             return wrapped(*args, **kwargs)
+        self.result = (True, *self.result[1:])
         result = self._pass(lambda: _without_timer_barriers(instance, lambda: wrapped(*args, **kwargs)))
         self._board.enter(Activity.GATHER)
         self._board.moment("gather")
@@ -87,6 +101,20 @@ class CommitGate:
             return wrapped(*args, **kwargs)
         self._put_aside.append(lambda: wrapped(*args, **kwargs))
         return None
+
+    def around_norm(self, wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Wrapper of get_grad_norm and clip_grad_norm: notes what step() is going to return."""
+        norm = wrapped(*args, **kwargs)
+        if instance is self._outermost:
+            self.result = (self.result[0], norm, self.result[2])
+        return norm
+
+    def around_zeros(self, wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Wrapper of count_zeros: the same."""
+        zeros = wrapped(*args, **kwargs)
+        if instance is self._outermost:
+            self.result = (*self.result[:2], zeros)
+        return zeros
 
     def finish(self, target: int) -> None:
         """Clean phase: finish the local update of `target` if this rank waits at its gate.
@@ -118,6 +146,7 @@ class CommitGate:
         self._board.set_commit(CommitState(step=self._board.commit.step, at_gate=step))
         self._board.moment("before_gate")
         with self._board.doing(Activity.GATE):
+            self._before_barrier()
             self._barrier()
         return self._update(step, update)
 

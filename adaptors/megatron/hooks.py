@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from mindio_tft_patch.adaptors.megatron.session import Session
-from mindio_tft_patch.adaptors.megatron.train_state import evaluation_samples
+from mindio_tft_patch.adaptors.megatron.train_state import TrainState, evaluation_samples
+from mindio_tft_patch.adaptors.megatron.training_objects import Training
 from mindio_tft_patch.processor.progress import ProgressBoard
 from mindio_tft_patch.protocol.phases import Activity
 
@@ -61,15 +64,33 @@ class Hooks:
 
         session, megatron_args = self._session, get_args()
         assert session.guard is not None, "train() was entered before communication was initialised"
-        _, model, optimizer, scheduler = args[:4]
+        given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
+        model, optimizer, scheduler = given["model"], given["optimizer"], given["opt_param_scheduler"]
         directory = _loaded_directory(megatron_args)
         session.log_state.resume(megatron_args.iteration, directory, megatron_args.log_interval)
-        session.ready(megatron_args, model, optimizer, scheduler)
+        training = Training(
+            args=megatron_args,
+            model=model,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            state=TrainState(megatron_args, model, optimizer, scheduler, megatron_args.iteration),
+            checkpointing_context=given.get("checkpointing_context"),
+        )
+        session.ready(training, given.get("train_data_iterator"), given.get("valid_data_iterator"))
         self._board.enter(Activity.BETWEEN)
-        return session.guard.run(lambda: wrapped(*args, **kwargs))
+        result = session.guard.run(lambda: wrapped(*args, **kwargs), returning=session.returning)
+        session.left_train()
+        return result
 
     def around_train_step(self, wrapped: Any, instance: Any, args: Args, kwargs: Kwargs) -> Any:
         """One iteration."""
+        in_place = self._session.in_place
+        with nullcontext() if in_place is None else in_place.step():
+            if in_place is not None and in_place.ending.repeated is not None:
+                return wrapped(*args, **kwargs)  # the end of a completed step is repeated; nothing is computed
+            return self._train_step(wrapped, args, kwargs)
+
+    def _train_step(self, wrapped: Any, args: Args, kwargs: Kwargs) -> Any:
         training = self._session.training
         if training is not None:
             training.state.before_step()

@@ -9,6 +9,7 @@ from mindio_tft_patch.adaptors.megatron import versions
 from mindio_tft_patch.adaptors.megatron.patches import table
 from mindio_tft_patch.adaptors.megatron.session import Session
 from mindio_tft_patch.config import Config
+from mindio_tft_patch.fault_injection import VARIABLE
 from mindio_tft_patch.patching import PatchManager
 from mindio_tft_patch.variables import complaints
 
@@ -29,9 +30,15 @@ class Installation:
         Raises:
             UnsupportedError: no Megatron that we serve is installed.
             PatchError: a function that we wrap has moved or changed.
+            ConfigError: TFT_INJECT makes no sense.
         """
         version = versions.installed()
         self.manager.apply(table(self.session, self._check_reached), version.core)
+        if os.environ.get(VARIABLE):
+            # Only now: a job without faults on purpose imports and wraps nothing of it.
+            from mindio_tft_patch.adaptors.injection.arm import arm
+
+            arm(self.session, os.environ, version.core)
         for warning in (*self.config.warnings, *(complaints(os.environ) if self.config.rank == 0 else ())):
             log.warning(warning)
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mindio_tft_patch.adaptors.megatron import arguments, replica, validate
+from mindio_tft_patch.adaptors.megatron.gate import CommitGate
 from mindio_tft_patch.adaptors.megatron.hooks import Hooks
+from mindio_tft_patch.adaptors.megatron.in_place import InPlace
 from mindio_tft_patch.adaptors.megatron.session import Session
 from mindio_tft_patch.patching import Patch
 
@@ -23,7 +25,9 @@ def table(session: Session, after_first_iteration: Callable[[], None]) -> list[P
     training = "megatron.training.training:"
     ddp = "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel."
     update_classes = ("MixedPrecisionOptimizer", "FP32Optimizer", "ChainedOptimizer")
+    in_place = session.in_place
     return [
+        *([] if in_place is None else _in_place(in_place, gate)),
         *arguments.patches(session.config),
         *validate.patches(session.config),
         Patch(
@@ -103,8 +107,64 @@ def table(session: Session, after_first_iteration: Callable[[], None]) -> list[P
         Patch(
             11,
             training + "training_log",
-            session.log_state.around_training_log,
-            "log averages go on where the dumped job stopped",
+            session.log_state.around_training_log if in_place is None else in_place.around_training_log,
+            "log averages go on where a dumped job, or an interrupted step, has stopped; no line is written twice",
             parameters=("loss_dict", "total_loss_dict"),
+        ),
+    ]
+
+
+def _in_place(in_place: InPlace, gate: CommitGate) -> list[Patch]:
+    """What recovery in place needs beside the gate and the guard; not there without its flags."""
+    training, chain = "megatron.training.training:", ("MegatronOptimizer", "ChainedOptimizer")
+    result = "a step's gradient norm and zeros, should its log line have to be written again"
+    norms = [f"{name}.{method}" for name in chain for method in ("get_grad_norm", "clip_grad_norm")]
+    return [
+        *(
+            Patch(8, f"{_OPTIMIZERS}:{name}", gate.around_norm, result, mandatory=False, optional_target=True)
+            for name in norms
+        ),
+        *(Patch(8, f"{_OPTIMIZERS}:{name}.count_zeros", gate.around_zeros, result, mandatory=False) for name in chain),
+        Patch(
+            9,
+            "megatron.training.checkpointing:load_checkpoint",
+            in_place.around_load_checkpoint,
+            "a process that comes back gets its state from a partner, not from a checkpoint",
+            mandatory=False,
+        ),
+        Patch(
+            11,
+            training + "build_pretraining_data_loader",
+            in_place.data.around_build_loader,
+            "loaders whose position can be set",
+            mandatory=False,
+        ),
+        Patch(
+            11,
+            training + "build_train_valid_test_data_iterators",
+            in_place.around_build_iterators,
+            "data iterators that can be rewound; flags that rank 0 broadcasts",
+            mandatory=False,
+        ),
+        Patch(
+            11,
+            "megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
+            in_place.ending.around_get_forward_backward,
+            "notes the losses of a step, to write its log line again without computing it",
+        ),
+        Patch(
+            11,
+            training + "evaluate_and_print_results",
+            in_place.around_evaluation,
+            "no completed evaluation is repeated",
+            mandatory=False,
+        ),
+        Patch(
+            11,
+            training + "save_checkpoint_and_time",
+            in_place.around_save,
+            "no completed save is repeated",
+            parameters=("iteration", "model", "optimizer"),
+            mandatory=False,
         ),
     ]

@@ -17,12 +17,15 @@ from mindio_tft_patch import logs
 from mindio_tft_patch.adaptors.device.interface import Device, select_device
 from mindio_tft_patch.adaptors.job_store import open_job_store
 from mindio_tft_patch.adaptors.megatron.gate import CommitGate
-from mindio_tft_patch.adaptors.megatron.handlers import MegatronHandlers, Training
+from mindio_tft_patch.adaptors.megatron.handlers import MegatronHandlers
+from mindio_tft_patch.adaptors.megatron.in_place import InPlace
 from mindio_tft_patch.adaptors.megatron.log_state import LogState
-from mindio_tft_patch.adaptors.megatron.train_state import TrainState
+from mindio_tft_patch.adaptors.megatron.training_objects import Training
 from mindio_tft_patch.adaptors.orphans import die_with_parent
-from mindio_tft_patch.config import Config
+from mindio_tft_patch.adaptors.refusal import tell_launcher
+from mindio_tft_patch.config import HBM_FLAG, NO_REPLICA_FLAG, REBOOT_FLAG, Config
 from mindio_tft_patch.controller.server import ControllerServer
+from mindio_tft_patch.errors import ConfigError
 from mindio_tft_patch.processor.client import Client
 from mindio_tft_patch.processor.detect import Detector
 from mindio_tft_patch.processor.guard import EXIT_CODE, Guard
@@ -44,7 +47,16 @@ class Session:
         self.board = ProgressBoard()
         self.detector = Detector()
         self.log_state = LogState()
-        self.gate = CommitGate(self.board, barrier=self._barrier, next_step=self._next_step, record=self._commit)
+        self.gate = CommitGate(
+            self.board,
+            barrier=self._barrier,
+            next_step=self._next_step,
+            record=self._commit,
+            before_barrier=self._before_barrier,
+        )
+        # None in a job that only saves: nothing of it costs anything there.
+        wanted = config.in_place or config.scrub_interval > 0
+        self.in_place = InPlace(config, self.board, self.gate, self.log_state) if wanted else None
         self._device: Device | None = None
         self._handlers: MegatronHandlers | None = None
         self._client: Client | None = None
@@ -53,11 +65,17 @@ class Session:
         self._gate_group: Any = None
         self._args: Any = None
         self._leaving = False
+        self._start_step = 0
 
     @property
     def guard(self) -> Guard | None:
         """The loop around train(); None before start()."""
         return self._guard
+
+    @property
+    def returning(self) -> bool:
+        """This process takes the place of one that was lost while the job goes on."""
+        return self.in_place is not None and self.in_place.returning
 
     @property
     def training(self) -> Training | None:
@@ -79,6 +97,8 @@ class Session:
             device=self._device,
             gate=self.gate,
             log_state=self.log_state,
+            in_place=self.in_place,
+            rank=config.rank,
             attempt=lambda: 0 if self._client is None else self._client.attempt,
             dump_seconds=config.dump_timeout_seconds,
         )
@@ -95,6 +115,7 @@ class Session:
             on_stop=self._handlers.stop,
         )
         self._client.start()
+        self._begin_in_place(store)
         self._guard = Guard(
             self._client,
             self._handlers,
@@ -111,18 +132,50 @@ class Session:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._on_sigterm)
 
-    def ready(self, args: Any, model: list[Any], optimizer: Any, scheduler: Any) -> None:
-        """train() is about to begin: from here on this rank can be recovered."""
+    def _begin_in_place(self, store: Any) -> None:
+        if self.in_place is None:
+            return
+        assert self._device is not None and self._client is not None
+        refusal = self._device.in_place_refusal() if self.config.in_place else ""
+        if refusal:
+            problem = ConfigError(
+                f"A recovery in place was asked for, and {refusal}.",
+                change=f"Remove {HBM_FLAG}, {REBOOT_FLAG} and {NO_REPLICA_FLAG}.",
+            )
+            tell_launcher(str(problem))
+            raise problem
+        self.in_place.start(store, returning=self._client.returning)
+        self.in_place.report_corruption = self._report_corruption
+
+    def _report_corruption(self, detail: str, agreed: int) -> None:
+        assert self._client is not None
+        self._client.report(FaultKind.CORRUPTION, detail, step=agreed)
+
+    def ready(self, training: Training, train_data: Any, valid_data: Any) -> None:
+        """train() is about to begin with these objects and data iterators: from here on this rank can be recovered."""
         assert self._handlers is not None and self._client is not None and self._device is not None
-        self._args = args
-        state = TrainState(args, model, optimizer, scheduler, args.iteration)
-        self._handlers.training = Training(args, model, optimizer, scheduler, state)
+        args = self._args = training.args
+        self._start_step = args.iteration
+        self._handlers.training, self._handlers.inside = training, True
         self._gate_group = self._device.gate_group()
         self.board.set_commit(CommitState(step=args.iteration))
+        if self.in_place is not None:
+            self.in_place.ready(training, self._handlers.replica_sets(), train_data, valid_data)
+        self._tell_ready()
+
+    def left_train(self) -> None:
+        """train() has returned: it cannot be entered again, but its result can be saved."""
+        assert self._handlers is not None
+        self._handlers.inside = False
+        if self.in_place is not None:
+            self._tell_ready()
+
+    def _tell_ready(self) -> None:
+        assert self._handlers is not None and self._client is not None
         self._client.ready(
             Ready(
                 rank=self.config.rank,
-                start_step=args.iteration,
+                start_step=self._start_step,
                 replica_sets=self._handlers.replica_sets(),
                 strategies=self._handlers.strategies(),
             )
@@ -154,10 +207,16 @@ class Session:
     def _next_step(self) -> int:
         return int(self._args.curr_iteration) + 1
 
+    def _before_barrier(self) -> None:
+        if self.in_place is not None:
+            self.in_place.before_barrier(self.training)
+
     def _commit(self, step: int, skipped: bool) -> None:
         training = self.training
         if training is not None:
             training.state.commit(step, skipped)
+        if self.in_place is not None:
+            self.in_place.committed(step)
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         if self._client is None or self.training is None or self.board.activity is Activity.RECOVERY:

@@ -18,10 +18,25 @@ import torch
 
 
 @dataclass(frozen=True)
+class Counters:
+    """What Megatron's training loop counts on after the update; here as it was before the step."""
+
+    consumed_train_samples: int
+    skipped_train_samples: int
+    consumed_valid_samples: int
+    scheduler_steps: int
+    floating_point_operations: float
+
+
+@dataclass(frozen=True)
 class StepRecord:
     """State of one completed step.
 
     step: number of completed iterations.
+    before: the counters at the beginning of the step; None when this process has not made it.
+    rng_at_commit: generator states right after the update; `rng` goes on to the beginning of the next step.
+    facts: what each holder of this rank's shard has computed in the step (step_exchange.py), by rank.
+    result: what optimizer.step() returns: successful, gradient norm, zeros.
     scheduler_steps: samples seen by the learning-rate scheduler.
     scalers: state of each optimizer's loss scaler, in the order of the chain; None where there is none.
     rng: generator states by name.
@@ -38,6 +53,13 @@ class StepRecord:
     rng: dict[str, Any] = field(default_factory=dict)
     buffers: tuple[dict[str, torch.Tensor], ...] = ()
     floating_point_operations: float = 0.0
+    before: Counters | None = None
+    rng_at_commit: dict[str, Any] = field(default_factory=dict)
+    facts: dict[int, Any] = field(default_factory=dict)
+    result: tuple[Any, ...] = ()
+
+
+_SMALL_BUFFER = 4096  # numbers; larger ones that no checkpoint holds are tables that never change
 
 
 def leaf_optimizers(optimizer: Any) -> list[Any]:
@@ -73,10 +95,12 @@ def set_rng_states(states: dict[str, Any]) -> None:
     tensor_parallel.get_cuda_rng_tracker().set_states(dict(states["tracker"]))
 
 
-class PersistentBuffers:
-    """The buffers of model chunks that a checkpoint holds and that are no parameters; for most models there are none.
+class ModelBuffers:
+    """The buffers of model chunks that are no parameters; for most models there are none that change.
 
-    Which modules have buffers is looked up once: the walk over all modules is too slow for every step.
+    Those that a checkpoint holds (router biases and the like), and small ones that it does not hold: some count what a
+    step has seen so far. Which modules have buffers is looked up once: the walk over all modules is too slow for every
+    step.
     """
 
     def __init__(self, model: list[torch.nn.Module]) -> None:
@@ -98,7 +122,9 @@ class PersistentBuffers:
     def _of(owners: list[tuple[str, torch.nn.Module]]) -> Iterable[tuple[str, torch.Tensor]]:
         for prefix, module in owners:
             for name, buffer in module._buffers.items():
-                if buffer is not None and name not in module._non_persistent_buffers_set:
+                if buffer is None:
+                    continue
+                if name not in module._non_persistent_buffers_set or buffer.numel() <= _SMALL_BUFFER:
                     yield f"{prefix}.{name}", buffer
 
 
@@ -125,7 +151,7 @@ def evaluation_samples(args: Any) -> int:
     return int((iterations or 0) * batch)
 
 
-def _evaluation_follows(args: Any, step: int) -> bool:
+def evaluation_follows(args: Any, step: int) -> bool:
     """Does Megatron evaluate between this step and the next? As its train() decides."""
     first = getattr(args, "start_eval_at_iter", None)
     return bool(
@@ -138,7 +164,7 @@ def _scaler_states(optimizer: Any) -> tuple[Any, ...]:
     return tuple(None if scaler is None else copy.deepcopy(scaler.state_dict()) for scaler in scalers)
 
 
-def _settle_rerun_machine(step: int) -> None:
+def settle_rerun_machine(step: int) -> None:
     """Put Megatron's rerun machine between two steps, of which `step` is the last completed one.
 
     A fault inside a forward-backward pass leaves it in the middle of that pass. It is part of a checkpoint, and a job
@@ -167,7 +193,7 @@ class TrainState:
 
     def __init__(self, args: Any, model: list[Any], optimizer: Any, scheduler: Any, iteration: int) -> None:
         self._args = args
-        self._buffers = PersistentBuffers(model)
+        self._buffers = ModelBuffers(model)
         self._optimizer = optimizer
         self._scheduler = scheduler
         self.record = StepRecord(
@@ -181,6 +207,8 @@ class TrainState:
             buffers=self._buffers.copies(),
             floating_point_operations=getattr(args, "num_floating_point_operations_so_far", 0),
         )
+        self.facts: dict[int, Any] = {}  # of the step under way
+        self.result: tuple[Any, ...] = ()  # likewise
 
     def commit(self, step: int, skipped: bool) -> None:
         """Record the step whose local update has just been completed (or skipped)."""
@@ -191,7 +219,15 @@ class TrainState:
         operations = training.num_floating_point_operations(args, samples)
         # An evaluation that is due belongs to the step: a restart begins with the next step and does not catch up on
         # it. Counted now, because when the fault comes some ranks are in it already and others are not.
-        evaluated = evaluation_samples(args) if _evaluation_follows(args, step) else 0
+        evaluated = evaluation_samples(args) if evaluation_follows(args, step) else 0
+        before = Counters(
+            consumed_train_samples=args.consumed_train_samples,
+            skipped_train_samples=args.skipped_train_samples,
+            consumed_valid_samples=args.consumed_valid_samples,
+            scheduler_steps=self._scheduler.num_steps,
+            floating_point_operations=last.floating_point_operations,
+        )
+        states = rng_states()
         self.record = StepRecord(
             step=step,
             consumed_train_samples=args.consumed_train_samples + samples,
@@ -199,9 +235,13 @@ class TrainState:
             consumed_valid_samples=args.consumed_valid_samples + evaluated,
             scheduler_steps=self._scheduler.num_steps + (0 if skipped else samples),
             scalers=_scaler_states(self._optimizer),
-            rng=rng_states(),
+            rng=states,
             buffers=self._buffers.copies(),
             floating_point_operations=last.floating_point_operations + operations,
+            before=before,
+            rng_at_commit=states,
+            facts=self.facts,
+            result=self.result,
         )
 
     def before_step(self) -> None:
@@ -212,18 +252,25 @@ class TrainState:
         """An evaluation ended, or was interrupted and counts as done: its samples are not used again."""
         self.record = replace(self.record, consumed_valid_samples=consumed_valid_samples)
 
-    def restore(self) -> StepRecord:
-        """Bring scheduler, counters, scaler, generators and buffers to the last completed step."""
+    def restore(self, *, repeat_end: bool = False) -> StepRecord:
+        """Bring scheduler, counters, scaler, generators and buffers to the last completed step.
+
+        Args:
+            repeat_end: to the moment right after its update, before the training loop has counted the step.
+        """
         record, args = self.record, self._args
-        args.consumed_train_samples = record.consumed_train_samples
-        args.skipped_train_samples = record.skipped_train_samples
-        args.consumed_valid_samples = record.consumed_valid_samples
-        self._scheduler.num_steps = record.scheduler_steps
+        at: Any = record.before if repeat_end else record
+        assert at is not None, "this process has not made the step"
+        args.consumed_train_samples = at.consumed_train_samples
+        args.skipped_train_samples = at.skipped_train_samples
+        args.consumed_valid_samples = at.consumed_valid_samples
+        args.num_floating_point_operations_so_far = at.floating_point_operations
+        self._scheduler.num_steps = at.scheduler_steps
         self._scheduler.step(increment=0)  # sets learning rate and weight decay of every parameter group
         for leaf, state in zip(leaf_optimizers(self._optimizer), record.scalers, strict=True):
             if state is not None:
                 leaf.grad_scaler.load_state_dict(copy.deepcopy(state))
         self._buffers.restore(record.buffers)
-        _settle_rerun_machine(record.step)
-        set_rng_states(record.rng)
+        settle_rerun_machine(record.step - repeat_end)
+        set_rng_states(record.rng_at_commit if repeat_end else record.rng)
         return record

@@ -120,7 +120,15 @@ REFUSED: dict[str, tuple[str, str]] = {
 }
 
 FORMATS = ("torch", "torch_dist")
-OPTIONS = (*REFUSED, "optimizer", "ckpt_format", "gtp_weight_remat_size", "async_save", "log_params_norm")
+OPTIONS = (
+    *REFUSED,
+    "optimizer",
+    "ckpt_format",
+    "gtp_weight_remat_size",
+    "async_save",
+    "log_params_norm",
+    "data_parallel_random_init",
+)
 
 
 def lacks_einops() -> bool:
@@ -166,6 +174,7 @@ def check(facts: Facts) -> list[Finding]:
     found = [
         *_flag_findings(facts),
         *_size_findings(facts),
+        *_in_place_findings(facts),
         *_package_findings(facts),
         *_option_findings(facts),
         *_limits(facts),
@@ -215,6 +224,18 @@ def _size_findings(facts: Facts) -> Iterator[Finding]:
                 f"The {name} is {size}, which is not divisible by the {copies} copies of the optimizer state.",
                 f"{fewer} The number of copies is TFT_REPLICAS (or --num-distributed-optimizer-instances).",
             )
+
+
+def _in_place_findings(facts: Facts) -> Iterator[Finding]:
+    """What a rank that is restarted alone could not come back from."""
+    flags = sorted(facts.flags & {HBM_FLAG, REBOOT_FLAG})
+    if flags and dict(facts.options).get("data_parallel_random_init"):
+        yield Finding(
+            Severity.ERROR,
+            f"--data-parallel-random-init does not go with {' '.join(flags)}: the random generators of a rank are taken "
+            "from its replica, and this option makes them differ.",
+            f"Remove --data-parallel-random-init, or {' '.join(flags)}.",
+        )
 
 
 def _package_findings(facts: Facts) -> Iterator[Finding]:
@@ -270,19 +291,11 @@ def _limits(facts: Facts) -> Iterator[Finding]:
                 f"{NO_REPLICA_FLAG} lives on periodic checkpoints, and there are none.",
                 "Add --save-interval.",
             )
-    repairs = sorted(facts.flags & {HBM_FLAG, REBOOT_FLAG})
-    if repairs:
-        yield Finding(
-            Severity.WARNING,
-            f"{' '.join(repairs)}: repair in place is not in this release. A fault leads to a checkpoint of the last "
-            "completed step and the end of the job.",
-            "Nothing; restart the job after a fault, it resumes at that step.",
-        )
     if options.get("async_save"):
         yield Finding(
             Severity.WARNING,
             "--async-save: a periodic checkpoint that is still being written when a fault strikes stays incomplete; "
-            "the one written after the fault is complete.",
+            "the next one is complete.",
             "Nothing, or remove --async-save.",
         )
     if options.get("log_params_norm") and facts.distributed_optimizer and facts.effective_copies > 1:

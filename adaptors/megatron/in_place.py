@@ -1,0 +1,246 @@
+"""Recovery in place on one rank: what is kept during training for it, and its phases (points 8 to 11).
+
+During training: the data that a step has read, what only this rank knows of a step (handed to its partners at the
+gate), marks of the work around a step. After a fault: rebuild, repair, rollback, resume, each in the file of its name.
+Nothing of this is there in a job without --enable-hbmfault-repair, --enable-worker-reboot or
+--distributed-optimizer-no-replica.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mindio_tft_patch.adaptors.device.interface import Device, partner_group
+from mindio_tft_patch.adaptors.device.unconnected import Unconnected
+from mindio_tft_patch.adaptors.megatron import moe_statistics, rebuild, reload, repair, resume, rollback, setup_facts
+from mindio_tft_patch.adaptors.megatron.data_source import DataSource
+from mindio_tft_patch.adaptors.megatron.gate import CommitGate
+from mindio_tft_patch.adaptors.megatron.iteration_end import IterationEnd
+from mindio_tft_patch.adaptors.megatron.log_state import LogPosition, LogState
+from mindio_tft_patch.adaptors.megatron.marks import Marks
+from mindio_tft_patch.adaptors.megatron.scrub import Difference, Scrub
+from mindio_tft_patch.adaptors.megatron.step_exchange import StepExchange, StepFacts, capacity_bytes, losses_of
+from mindio_tft_patch.adaptors.megatron.training_objects import Training
+from mindio_tft_patch.config import Config
+from mindio_tft_patch.errors import RecoveryError
+from mindio_tft_patch.processor.handlers import Outcome
+from mindio_tft_patch.processor.progress import ProgressBoard
+from mindio_tft_patch.protocol.messages import CommitState, Plan, ReplicaSet
+from mindio_tft_patch.protocol.phases import Strategy
+
+log = logging.getLogger("mindio_tft_patch.session")
+
+RUN_FOLDER = "TFT_RUN_FOLDER"  # set by ttprun: a folder in memory, the same for all processes of a rank
+
+
+class InPlace:
+    """Recovery in place of one rank.
+
+    Attributes:
+        returning: this process takes the place of a lost one; until it has resumed.
+        report_corruption: tells the controller what differs, and the last step on which it did not.
+    """
+
+    def __init__(self, config: Config, board: ProgressBoard, gate: CommitGate, log_state: LogState) -> None:
+        self.config = config
+        self.data = DataSource()
+        self.marks = Marks()
+        self.ending = IterationEnd(gate)
+        self._board = board
+        self._gate = gate
+        self._log_state = log_state
+        self._unconnected = Unconnected()
+        self._store: Any = None
+        self._exchange: StepExchange | None = None
+        self._position: LogPosition | None = None
+        self._place: rollback.Place | None = None
+        self._rerun_mode: Any = None
+        self._replica_sets: tuple[ReplicaSet, ...] = ()
+        self.scrub = Scrub(config.scrub_interval, keeps=config.scrub_action == "dump")
+        self.report_corruption: Callable[[str, int], None] | None = None
+        self.returning = False
+
+    @property
+    def strategies(self) -> tuple[Strategy, ...]:
+        """What the user's flags allow beyond a dump."""
+        config = self.config
+        found = []
+        if config.hbmfault_repair:
+            found.append(Strategy.RETRY)
+        if config.worker_reboot:
+            found.append(Strategy.RESPAWN)
+        if config.worker_reboot or config.no_replica:
+            found.append(Strategy.RELOAD)
+        return tuple(found)
+
+    # During training.
+
+    def start(self, store: Any, *, returning: bool) -> None:
+        """The controller has been reached, communication is about to begin.
+
+        Args:
+            store: the job's store.
+            returning: this process takes the place of a lost one.
+        """
+        self._store, self.returning = store, returning
+        self._log_state.keeps_position = True
+        folder = os.environ.get(RUN_FOLDER)
+        self.marks.open(Path(folder) if folder else None, self.config.rank, returning=returning)
+        if returning:
+            self._unconnected.enter()
+
+    def ready(self, training: Training, replica_sets: tuple[ReplicaSet, ...], train: Any, valid: Any) -> None:
+        """train() is about to begin with these data iterators."""
+        self.data.attach(train, valid, int(training.args.iteration))
+        self._rerun_mode = resume.current_rerun_mode()
+        self._replica_sets = replica_sets
+        dense = next((one.ranks for one in replica_sets if one.name == repair.DENSE), ())
+        if len(dense) > 1:
+            args = training.args
+            room = capacity_bytes(args.num_layers, experts=bool(args.num_experts))
+            self._exchange = StepExchange(partner_group(dense), dense, room)
+
+    def around_build_iterators(self, wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Wrapper of build_train_valid_test_data_iterators: what rank 0 tells all in it goes through the store."""
+        from megatron.training import get_args
+
+        result = self.data.around_build_iterators(wrapped, instance, args, kwargs)
+        if self._unconnected.active:
+            setup_facts.adopt(self._store, get_args())
+        elif self.config.rank == 0:
+            setup_facts.publish(self._store, get_args())
+        return result
+
+    def around_load_checkpoint(self, wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Wrapper of load_checkpoint: a process that has come back gets its state from a partner instead."""
+        return (0, 0) if self._unconnected.active else wrapped(*args, **kwargs)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around train_step."""
+        with self.ending.step():
+            if self.ending.repeated is None:
+                self.marks.begun = self._next_step()
+            yield
+
+    def around_training_log(self, wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Wrapper of training_log, around that of log_state.py."""
+        with self.ending.log_line():
+            result = self._log_state.around_training_log(wrapped, instance, args, kwargs)
+        self.marks.logged = max(self.marks.logged, self._next_step())
+        return result
+
+    def around_evaluation(self, wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Wrapper of evaluate_and_print_results."""
+        if self.ending.leaves_out_evaluation:
+            return None
+        result = wrapped(*args, **kwargs)
+        self.marks.evaluated = max(self.marks.evaluated, self._next_step())
+        return result
+
+    def around_save(self, wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Wrapper of save_checkpoint_and_time(iteration, ...)."""
+        if self.ending.leaves_out_save:
+            return None
+        result = wrapped(*args, **kwargs)
+        self.marks.saved = max(self.marks.saved, int(args[0] if args else kwargs["iteration"]))
+        return result
+
+    def _next_step(self) -> int:
+        from megatron.training import get_args
+
+        return int(get_args().curr_iteration) + 1
+
+    def before_barrier(self, training: Training | None) -> None:
+        """At the gate: hand the facts of the step to the partners."""
+        if training is None:
+            return
+        completed = training.state.record.step
+        facts = StepFacts(
+            losses=losses_of(self.ending.losses),
+            statistics=moe_statistics.collected(),
+            digests=self.scrub.digests(training, completed),
+        )
+        with self._board.in_collective():
+            everyone = {self.config.rank: facts} if self._exchange is None else self._exchange.swap(facts)
+        training.state.facts, training.state.result = everyone, self._gate.result
+        if facts.digests:
+            digests = {rank: one.digests for rank, one in everyone.items()}
+            for difference in self.scrub.compare(digests, self._replica_sets, training, completed):
+                self._corrupted(difference)
+
+    def _corrupted(self, difference: Difference) -> None:
+        log.error("silent corruption: %s", difference)
+        if self.config.scrub_action != "warn" and self.report_corruption is not None:
+            self.report_corruption(str(difference), difference.agreed if self.config.scrub_action == "dump" else 0)
+
+    def committed(self, step: int) -> None:
+        """The update of a step is complete: what it has read is used up."""
+        self.data.advance(step)
+
+    # After a fault.
+
+    def rebuild(self, plan: Plan, training: Training, device: Device, attempt: int) -> Outcome:
+        """Phase rebuild."""
+        if self.config.rank in plan.faulty and not self.returning:
+            size = rebuild.renew_memory(training.model, training.optimizer, device)
+            log.warning("%d bytes of model and optimizer were allocated anew", size)
+        return rebuild.rebuild(
+            plan,
+            device=device,
+            unconnected=self._unconnected,
+            attempt=attempt,
+            phase_seconds=self.config.phase_timeout_seconds,
+            check=device.flag.check,
+        )
+
+    def repair(self, plan: Plan, training: Training) -> Outcome:
+        """Phase repair."""
+        outcome, self._position = repair.repair(
+            plan,
+            model=training.model,
+            optimizer=training.optimizer,
+            scheduler=training.scheduler,
+            state=training.state,
+            log_state=self._log_state,
+        )
+        return outcome
+
+    def rollback(self, plan: Plan, training: Training) -> Outcome:
+        """Phase rollback; for a reload: load the last checkpoint."""
+        if plan.strategy is Strategy.RELOAD:
+            self._place = reload.load(training, self.data, self._log_state, self.ending)
+        else:
+            self._place = rollback.rollback(
+                plan,
+                args=training.args,
+                state=training.state,
+                data=self.data,
+                log_state=self._log_state,
+                position=self._position,
+                marks=self.marks,
+                ending=self.ending,
+                returning=self.returning,
+            )
+        self._board.set_commit(CommitState(step=self._place.step))
+        return Outcome()
+
+    def resume(self, plan: Plan, training: Training) -> Outcome:
+        """Phase resume."""
+        if self._place is None:
+            raise RecoveryError("resume", "this rank was not rolled back")
+        resume.resume(
+            self._place,
+            args=training.args,
+            model=training.model,
+            optimizer=training.optimizer,
+            rerun_mode=self._rerun_mode,
+        )
+        self._position = self._place = None
+        self.returning = False
+        return Outcome()

@@ -1,0 +1,118 @@
+"""Phase resume: make Megatron's training loop enterable again.
+
+`train()` expects what a fresh set-up leaves behind. A fault leaves hooks, handles, timers and cached answers of the
+iteration that it has cut off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+from typing import Any
+
+from mindio_tft_patch.adaptors.megatron.bucket_groups import count_anew, drop_handles
+from mindio_tft_patch.adaptors.megatron.rollback import Place
+from mindio_tft_patch.adaptors.megatron.train_state import leaf_optimizers
+
+log = logging.getLogger("mindio_tft_patch.resume")
+
+
+def resume(place: Place, *, args: Any, model: list[Any], optimizer: Any, rerun_mode: Any) -> None:
+    """Prepare this rank for train().
+
+    Args:
+        rerun_mode: mode of Megatron's rerun machine, which an evaluation switches off for its time.
+    """
+    args.iteration = place.step - (place.end is not None)
+    args.curr_iteration = args.iteration
+    _restore_micro_batches(args)
+    _forget_sync_functions(model)
+    _reset_timers()
+    for chunk in model:
+        drop_handles(chunk)
+        count_anew(chunk)
+        _enable_forward_hooks(chunk)
+    _forget_cached_answers(optimizer)
+    _abandon_asynchronous_saves()
+    if rerun_mode is not None:
+        from megatron.core.rerun_state_machine import get_rerun_state_machine
+
+        get_rerun_state_machine().set_mode(rerun_mode)
+    # The graph and the activations of the interrupted step hang in reference cycles.
+    gc.collect()
+
+
+def current_rerun_mode() -> Any:
+    """Mode of Megatron's rerun machine."""
+    from megatron.core.rerun_state_machine import get_rerun_state_machine
+
+    return get_rerun_state_machine().get_mode()
+
+
+def _restore_micro_batches(args: Any) -> None:
+    """Batch-size ramp-up: the calculator knows only the samples that it was told last."""
+    from megatron.core.num_microbatches_calculator import update_num_microbatches
+
+    update_num_microbatches(args.consumed_train_samples, consistency_check=False)
+
+
+def _forget_sync_functions(model: list[Any]) -> None:
+    """train() sets them, and insists that nobody has."""
+    from megatron.core.utils import get_model_config
+
+    for chunk in model:
+        config = get_model_config(chunk)
+        config.no_sync_func = config.grad_sync_func = config.param_sync_func = None
+
+
+def _reset_timers() -> None:
+    from megatron.training import get_timers
+
+    for timer in get_timers()._timers.values():
+        # reset() alone leaves a timer running, and starting it twice is an error.
+        timer._started = False
+        timer.reset()
+
+
+def _enable_forward_hooks(chunk: Any) -> None:
+    """--overlap-param-gather: train() switches them off for its first iteration, and they must be on for that."""
+    handles = getattr(chunk, "remove_forward_pre_hook_handles", None)
+    if handles is None or not getattr(chunk, "use_forward_hook", getattr(chunk, "overlap_param_gather", False)):
+        return
+    if len(handles) == sum(1 for _ in chunk.module.modules()):
+        return
+    for handle in handles.values():
+        with contextlib.suppress(AttributeError):
+            handle.remove()
+    handles.clear()
+    chunk.enable_forward_pre_hook()
+
+
+def _forget_cached_answers(optimizer: Any) -> None:
+    """Answers that were found by a collective on first use: a process that has come back would ask alone."""
+    for one in (optimizer, *leaf_optimizers(optimizer)):
+        if getattr(one, "_has_grad_norm_group_cache", None) is not None:
+            one._has_grad_norm_group_cache = None
+
+
+def _abandon_asynchronous_saves() -> None:
+    """--async-save: a checkpoint that was being written stays incomplete; the tracker does not name it."""
+    from megatron.training import async_utils
+
+    queue = getattr(async_utils, "_async_calls_queue", None)
+    if queue is None:
+        return
+    calls = list(getattr(queue, "async_calls", ()))
+    if calls:
+        log.warning("%d asynchronous saves that were under way are given up; the next one is complete", len(calls))
+    # All ranks must count alike, also those that have come back: newer releases make a new queue when it is needed.
+    if hasattr(async_utils, "_get_async_calls_queue"):
+        queue.close(abort=True)
+        async_utils._async_calls_queue = None
+        return
+    for call in calls:
+        with contextlib.suppress(Exception):
+            call.async_caller.close()
+    queue.async_calls.clear()
+    queue.call_idx = -1

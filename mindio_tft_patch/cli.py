@@ -1,4 +1,5 @@
-"""`mindio-tft`: looks at an installation (`patches`) and at a job before it starts (`doctor`).
+"""`mindio-tft`: looks at an installation (`patches`), at a job before it starts (`doctor`), and puts a job under faults
+on purpose (`drill`).
 
 Exit codes: 0 all is well, 1 something will not hold, 2 wrong use of this command.
 """
@@ -15,7 +16,7 @@ from pathlib import Path
 from mindio_tft_patch.config import read_config
 from mindio_tft_patch.errors import TftError
 
-_EXAMPLE = "mindio-tft doctor -- ttprun --nproc-per-node 4 pretrain_gpt.py --enable-high-availability ..."
+_EXAMPLE = "mindio-tft {} -- ttprun --nproc-per-node 4 pretrain_gpt.py --enable-high-availability ..."
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -34,7 +35,10 @@ def run(argv: Sequence[str], environ: os._Environ[str] | dict[str, str]) -> int:
         if options.subcommand == "patches":
             return _patches(options, environ)
         if not training:
-            parser.error(f"the training command is missing; it follows after `--`: {_EXAMPLE}")
+            example = _EXAMPLE.format(options.subcommand)
+            parser.error(f"the training command is missing; it follows after `--`: {example}")
+        if options.subcommand == "drill":
+            return _drill(options, training, environ)
         return _doctor(options, training, environ)
     except TftError as problem:
         print(f"mindio-tft: {problem}", file=sys.stderr)
@@ -45,6 +49,8 @@ def run(argv: Sequence[str], environ: os._Environ[str] | dict[str, str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from mindio_tft_patch.launch.drill.options import add_arguments
+
     parser = argparse.ArgumentParser(
         prog="mindio-tft", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -59,6 +65,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     for command in (patches, doctor):
         command.add_argument("--json", action="store_true", help="print JSON")
+    add_arguments(
+        commands.add_parser(
+            "drill",
+            usage="mindio-tft drill [--faults SCHEDULE | --random N] [options] -- <the training command>",
+            help="runs a job, injects faults, and reports what became of each",
+        )
+    )
     return parser
 
 
@@ -80,6 +93,12 @@ def _doctor(options: argparse.Namespace, training: list[str], environ: os._Envir
     report = examine.examine(training, environ)
     view.show(report, as_json=options.json)
     return 1 if report.errors else 0
+
+
+def _drill(options: argparse.Namespace, training: list[str], environ: os._Environ[str] | dict[str, str]) -> int:
+    from mindio_tft_patch.launch.drill.main import drill
+
+    return drill(options, training, environ)
 
 
 if __name__ == "__main__":

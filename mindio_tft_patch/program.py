@@ -15,6 +15,7 @@ _OWN_MODULES = frozenset(
         "mindio_tft_patch.cli",
         "mindio_tft_patch.launch.demo",
         "mindio_tft_patch.launch.prepare_data",
+        "mindio_tft_patch.launch.standby",
         "mindio_tft_patch.launch.ttprun",
     }
 )

@@ -143,7 +143,11 @@ class DataSource:
             one.rewind()
 
     def train_from(self, consumed: int, step: int) -> bool:
-        """Go on after `step`, behind `consumed` samples. False when a loader is not Megatron's own and cannot be positioned."""
+        """Go on after `step`, behind `consumed` samples.
+
+        Returns:
+            False when a loader is not Megatron's own and cannot be positioned.
+        """
         self._completed = step
         return _position(self.train, self._train_loaders, consumed, lambda one, inner: one.replace(inner))
 

@@ -23,6 +23,7 @@ from mindio_tft_patch.adaptors.megatron.gate import CommitGate
 from mindio_tft_patch.adaptors.megatron.iteration_end import IterationEnd
 from mindio_tft_patch.adaptors.megatron.log_state import LogPosition, LogState
 from mindio_tft_patch.adaptors.megatron.marks import Marks
+from mindio_tft_patch.adaptors.megatron.points import write_points_once
 from mindio_tft_patch.adaptors.megatron.scrub import Difference, Scrub
 from mindio_tft_patch.adaptors.megatron.step_exchange import StepExchange, StepFacts, capacity_bytes, losses_of
 from mindio_tft_patch.adaptors.megatron.training_objects import Training
@@ -96,6 +97,7 @@ class InPlace:
 
     def ready(self, training: Training, replica_sets: tuple[ReplicaSet, ...], train: Any, valid: Any) -> None:
         """train() is about to begin with these data iterators."""
+        write_points_once(_tensorboard_writer())
         self.data.attach(train, valid, int(training.args.iteration))
         self._rerun_mode = resume.current_rerun_mode()
         self._replica_sets = replica_sets
@@ -244,3 +246,9 @@ class InPlace:
         self._position = self._place = None
         self.returning = False
         return Outcome()
+
+
+def _tensorboard_writer() -> Any:
+    from megatron.training import get_tensorboard_writer
+
+    return get_tensorboard_writer()

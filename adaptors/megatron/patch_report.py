@@ -34,16 +34,15 @@ POINTS = {
     12: "graceful pause",
 }
 
-_NOT_YET = "not in this release"
 # Points that change nothing in Megatron, or not only: where the rest of their work is done.
 ELSEWHERE = {
     6: "adaptors/device (stop, clean) and adaptors/megatron/clean.py",
     7: "adaptors/megatron/dump.py",
-    8: _NOT_YET,
-    9: _NOT_YET,
-    10: _NOT_YET,
-    11: "adaptors/megatron/train_state.py",
-    12: _NOT_YET,
+    8: "adaptors/megatron/rebuild.py",
+    9: "adaptors/device/regroup.py, adaptors/device/unconnected.py and launch/respawn.py",
+    10: "adaptors/megatron/repair.py",
+    11: "adaptors/megatron/rollback.py, train_state.py and resume.py",
+    12: "not in this release",
 }
 
 

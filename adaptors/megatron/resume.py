@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import logging
 from typing import Any
 
@@ -97,22 +98,31 @@ def _forget_cached_answers(optimizer: Any) -> None:
 
 
 def _abandon_asynchronous_saves() -> None:
-    """--async-save: a checkpoint that was being written stays incomplete; the tracker does not name it."""
+    """--async-save: a checkpoint that was being written stays incomplete; the tracker does not name it.
+
+    Every rank numbers its saves, and they compare the numbers: all must begin anew, as those do that have come back.
+    """
     from megatron.training import async_utils
 
-    queue = getattr(async_utils, "_async_calls_queue", None)
+    _empty(getattr(async_utils, "_async_calls_queue", None))
+    with contextlib.suppress(ImportError):
+        from megatron.core.dist_checkpointing.strategies import base
+
+        _empty(getattr(base, "async_calls", None))  # core_v0.12 saves through a queue in any case
+
+
+def _empty(queue: Any) -> None:
     if queue is None:
         return
-    calls = list(getattr(queue, "async_calls", ()))
+    calls = list(queue.async_calls)
     if calls:
         log.warning("%d asynchronous saves that were under way are given up; the next one is complete", len(calls))
-    # All ranks must count alike, also those that have come back: newer releases make a new queue when it is needed.
-    if hasattr(async_utils, "_get_async_calls_queue"):
-        queue.close(abort=True)
-        async_utils._async_calls_queue = None
-        return
-    for call in calls:
+    abort = {"abort": True} if "abort" in inspect.signature(queue.close).parameters else {}
+    for one in (*(call.async_caller for call in calls), *([queue] if abort else [])):
+        process = getattr(one, "process", None)
         with contextlib.suppress(Exception):
-            call.async_caller.close()
+            if process is not None:
+                process.kill()  # older releases only know how to wait for the writer
+            one.close(**abort)
     queue.async_calls.clear()
     queue.call_idx = -1

@@ -1,10 +1,10 @@
 """Compares the copies of every shard from time to time, to find silent corruption (TFT_SCRUB_INTERVAL).
 
 Every so many steps each rank computes a digest of its parameters and optimizer state, just before the gate of the
-next step, when nothing of it is under way; the digests travel with the facts that partners exchange there anyway. Copies that
-differ cannot both be right, and nobody can tell which one is. What follows is the user's choice (TFT_SCRUB_ACTION): a
-warning; the end of the job; or a checkpoint of the last step on which the copies agreed, of which each rank keeps its
-part in host memory.
+next step, when nothing of it is under way; the digests travel with the facts that partners exchange there anyway.
+Copies that differ cannot both be right, and nobody can tell which one is. What follows is the user's choice
+(TFT_SCRUB_ACTION): a warning; the end of the job; or a checkpoint of the last step on which the copies agreed, of which
+each rank keeps its part in host memory.
 """
 
 from __future__ import annotations

@@ -123,6 +123,7 @@ class Session:
             patience_seconds=config.dump_timeout_seconds,
             detector=self.detector,
             on_exit=self._on_exit,
+            note=self._device.describe_memory_fault,
         )
         self._device.install()
         if config.started_by_ttprun:
@@ -201,15 +202,16 @@ class Session:
 
         assert self._device is not None
         self._device.synchronize()
-        with self.board.in_collective():
+        with self.board.in_collective(), self._device.host_waits():
             dist.barrier(group=self._gate_group)
 
     def _next_step(self) -> int:
         return int(self._args.curr_iteration) + 1
 
     def _before_barrier(self) -> None:
-        if self.in_place is not None:
-            self.in_place.before_barrier(self.training)
+        if self.in_place is not None and self._device is not None:
+            with self._device.host_waits():
+                self.in_place.before_barrier(self.training)
 
     def _commit(self, step: int, skipped: bool) -> None:
         training = self.training

@@ -116,7 +116,8 @@ class ModelBuffers:
         """Put `copies()` back."""
         for chunk, saved in zip(self._owners, copies, strict=True):
             for name, buffer in self._of(chunk):
-                buffer.data.copy_(saved[name])
+                if name in saved:  # else it was made since
+                    buffer.data.copy_(saved[name])
 
     @staticmethod
     def _of(owners: list[tuple[str, torch.nn.Module]]) -> Iterable[tuple[str, torch.Tensor]]:

@@ -232,8 +232,8 @@ def _in_place_findings(facts: Facts) -> Iterator[Finding]:
     if flags and dict(facts.options).get("data_parallel_random_init"):
         yield Finding(
             Severity.ERROR,
-            f"--data-parallel-random-init does not go with {' '.join(flags)}: the random generators of a rank are taken "
-            "from its replica, and this option makes them differ.",
+            f"--data-parallel-random-init does not go with {' '.join(flags)}: the random generators of a rank are "
+            "taken from its replica, and this option makes them differ.",
             f"Remove --data-parallel-random-init, or {' '.join(flags)}.",
         )
 

@@ -1,7 +1,7 @@
 """Which step is kept, and who speaks for it: pure functions of the answers to STOP, `-> (result, reason in words)`.
 
 Two questions look at the ranks differently. What is *saved* may come from every healthy rank, also from one that is
-suspect: its copy is better than none. What others are *refilled from* comes from trusted ranks only.
+suspect when nobody else holds it: its copy is better than none. What others are *refilled from* comes from trusted ranks only.
 """
 
 from __future__ import annotations
@@ -117,6 +117,9 @@ def aim(plan: Plan, roster: Roster) -> tuple[Plan | None, str]:
         faulty = tuple(sorted({*faulty, *_suspect_strays(roster, plan, target)}))
     elif agreed_step(roster) is None:
         participants = tuple(rank for rank in participants if reaches(roster.ranks[rank], target))
+        if all(roster.ranks[source.source].trusted for source in sources):
+            # What suspect memory holds must not get into a checkpoint that can be written without it.
+            participants = tuple(rank for rank in participants if roster.ranks[rank].trusted)
     aimed = msgspec.structs.replace(
         plan,
         reason=f"{plan.reason}; {reason}",

@@ -65,6 +65,7 @@ class Guard:
         patience_seconds: how long to wait when the controller says nothing, before the original exception is raised
             as if there was no plugin. Once it has given a command, it may be silent for as long as it can be reached.
         on_exit: called with the reason and the checkpoint path before the process ends.
+        note: what else an exception says, for the detail of its report; empty: nothing.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Guard:
         patience_seconds: float,
         detector: Detector | None = None,
         on_exit: Callable[[str, str], None] | None = None,
+        note: Callable[[BaseException], str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._channel = channel
@@ -84,6 +86,7 @@ class Guard:
         self._patience_seconds = patience_seconds
         self.detector = detector or Detector()
         self._on_exit = on_exit
+        self._note = note
         self._clock = clock
 
     def run(self, body: Callable[[], T], *, returning: bool = False) -> T:
@@ -124,7 +127,9 @@ class Guard:
         if error is not None and not isinstance(error, Interrupted):
             log.error("training raised %s", "".join(traceback.format_exception(error)).rstrip())
             kind = self.detector.classify(error)
-            self._channel.report(kind, f"{self.detector.describe(error)} (while in {before.value})")
+            more = self._note(error) if self._note is not None else ""
+            detail = f"{self.detector.describe(error)} (while in {before.value})"
+            self._channel.report(kind, f"{detail}; {more}" if more else detail)
         _forget_frames(error)
         # Whoever comes back was told so by the controller: its commands come when the others are there.
         heard = error is None

@@ -5,7 +5,6 @@ This shows that the code calls the public API as documented. It does not show th
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 import types
@@ -13,40 +12,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.distributed_c10d as c10d
 
+from mindio_tft_patch.adaptors.device import regroup
 from mindio_tft_patch.adaptors.device.cuda import CudaDevice
 from mindio_tft_patch.adaptors.device.host_wait import HostWait
 from mindio_tft_patch.adaptors.device.interface import select_device
-from mindio_tft_patch.adaptors.device.npu import NpuDevice
 from mindio_tft_patch.adaptors.device.stop_flag import StopFlag
 from mindio_tft_patch.config import Config
-from mindio_tft_patch.errors import ConfigError, Interrupted
+from mindio_tft_patch.errors import ConfigError, Interrupted, RecoveryError
 from mindio_tft_patch.processor.progress import ProgressBoard
-
-
-@pytest.fixture
-def npu_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """A torch_npu that notes its calls."""
-    calls: list[Any] = []
-    runtime = types.SimpleNamespace(
-        stop_device=lambda index: calls.append(("stop_device", index)),
-        restart_device=lambda index: calls.append(("restart_device", index)),
-    )
-    module = types.ModuleType("torch_npu")
-    module.npu = runtime  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "torch_npu", module)
-    monkeypatch.setattr(
-        torch, "npu", types.SimpleNamespace(synchronize=lambda: calls.append("synchronize")), raising=False
-    )
-    return calls
-
-
-def test_an_npu_is_stopped_then_restarted_and_synchronised(npu_calls: list[Any]) -> None:
-    device = NpuDevice(3, ProgressBoard())
-    device.stop()
-    device.clean()
-    device.synchronize()
-    assert npu_calls == [("stop_device", 3), ("restart_device", 3), "synchronize"]
 
 
 def test_stopping_a_gpu_aborts_every_communicator_and_leaves_gloo_groups_alone(
@@ -69,6 +44,78 @@ def test_stopping_a_gpu_aborts_every_communicator_and_leaves_gloo_groups_alone(
     device.stop()
     assert aborted == ["world", "data"]
     assert device.flag.stopping
+
+
+class _NcclGroup:
+    """A group whose NCCL backend can, or cannot, be rebuilt in place."""
+
+    def __init__(self, name: str, calls: list[Any], *, supported: bool) -> None:
+        self.name = name
+        self._device_types = (torch.device("cuda"),)
+        self._backend = types.SimpleNamespace(
+            supports_reconfigure=supported,
+            get_reconfigure_handle=lambda: f"handle-of-{name}",
+            reconfigure=lambda options: types.SimpleNamespace(
+                wait=lambda: calls.append((name, options.handles, options.timeout.total_seconds()))
+            ),
+        )
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self._backend
+
+
+def _in_world(monkeypatch: pytest.MonkeyPatch, *groups: _NcclGroup) -> None:
+    monkeypatch.setattr(
+        c10d,
+        "_world",
+        types.SimpleNamespace(
+            pg_map=dict.fromkeys(groups, ("nccl", None)), pg_names={group: group.name for group in groups}
+        ),
+    )
+    store = torch.distributed.HashStore()
+    monkeypatch.setattr(c10d, "_get_default_store", lambda: store)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(torch.distributed, "get_process_group_ranks", lambda group: [0])
+
+
+def test_nccl_groups_are_rebuilt_by_torch_with_time_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    _in_world(monkeypatch, _NcclGroup("world", calls, supported=True), _NcclGroup("data", calls, supported=True))
+    device = CudaDevice(ProgressBoard())
+    assert device.rebuild_groups(3, (0,), deadline=time.monotonic() + 5, check=lambda: None) == 2
+    assert calls == [("data", ["handle-of-data"], 60.0), ("world", ["handle-of-world"], 60.0)]
+
+
+def test_a_group_of_another_backend_ends_the_attempt_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    _in_world(monkeypatch, _NcclGroup("world", calls, supported=True), _NcclGroup("mine", calls, supported=False))
+    with pytest.raises(RecoveryError, match=r"\['mine'\] cannot be rebuilt in place"):
+        CudaDevice(ProgressBoard()).rebuild_groups(3, (0,), deadline=0.0, check=lambda: None)
+    assert calls == []
+
+
+def test_the_nccl_implementation_that_cannot_be_rebuilt_is_refused_before_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = CudaDevice(ProgressBoard())
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 7))
+
+    def chosen(creator: Any) -> None:
+        plugin = types.SimpleNamespace(creator_fn=creator)
+        monkeypatch.setattr(c10d.Backend, "_plugins", {"NCCL": plugin})
+
+    chosen(c10d._create_nccl_process_group)
+    assert "TORCH_DIST_USE_NCCL2=1" in device.in_place_refusal()
+    chosen(c10d._create_nccl2_process_group)
+    assert device.in_place_refusal() == ""
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 3))
+    assert device.in_place_refusal() == "NCCL 2.27.3 cannot rebuild groups in place (from 2.28 on)"
+
+
+def test_a_torch_whose_groups_are_wrapped_for_debugging_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert regroup.missing_support() == ""
+    monkeypatch.setattr(torch.distributed, "get_debug_level", lambda: torch.distributed.DebugLevel.DETAIL)
+    assert "TORCH_DISTRIBUTED_DEBUG=DETAIL" in regroup.missing_support()
 
 
 def test_a_device_that_is_not_there_is_refused_by_name() -> None:

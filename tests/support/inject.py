@@ -1,16 +1,17 @@
-"""Arms one rank of a test job: injects the faults of TFT_INJECT, writes a trace of moments and the final state.
+"""Observes one rank of a test job: writes a trace of moments and the final state. The faults of TFT_INJECT are the
+product's own (adaptors/injection). Everything goes below TFT_TEST_FOLDER:
 
-Moments that the product's board does not have are added by wrapping Megatron here. Everything goes below
-TFT_TEST_FOLDER:
-
-    pid-<rank>           process id
-    moments-<rank>.txt   "<moment> <completed step>", one a line, written before the moment's fault happens
-    state-<rank>.json    digest of the final state (support.final_state), when train() has returned
+    pid-<rank>             process id
+    pids-<rank>.txt        all processes that have been this rank, one a line
+    moments-<rank>.txt     "<moment> <completed step>", one a line, written before the moment's fault happens
+    state-<rank>.json      digest of the final state (support.final_state), when train() has returned
+    resources-<rank>.jsonl what the process holds between two steps; only with TFT_TEST_RESOURCES=1
 """
 
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
 import queue
 import signal
@@ -19,15 +20,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 import wrapt
 
 import mindio_tft_patch
-from mindio_tft_patch.fault_injection import VARIABLE, FaultInjector, read_schedule
-from mindio_tft_patch.protocol.phases import Activity
 from support.final_state import write_state
 
 FOLDER = "TFT_TEST_FOLDER"
+RESOURCES = "TFT_TEST_RESOURCES"
 # Kept: what the trace holds of them is of no use, and there are many.
 _UNTRACED = frozenset({"loader", "forward", "backward", "evaluate_forward", "save_write", "dump_write", "in_update"})
 
@@ -41,19 +40,21 @@ def arm(environ: Mapping[str, str]) -> None:
     faulthandler.register(signal.SIGUSR1)  # for whoever wonders where a rank has got stuck
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"pid-{rank}").write_text(str(os.getpid()))
+    _append(folder / f"pids-{rank}.txt", str(os.getpid()))
     _state_at_the_end(folder / f"state-{rank}.json")
     if "--async-save" not in sys.argv:
-        _collect_writes_in_this_process()
+        collect_writes_in_this_process()
     installation = mindio_tft_patch.installation()
     if installation is None:
         return
-    session = installation.session
-    session.board.listen(_tracer(folder / f"moments-{rank}.txt"))
-    session.board.listen(FaultInjector(read_schedule(environ.get(VARIABLE, "")), rank))
-    _add_moments(session)
+    # First of all listeners: the trace must have the moment at which the injector ends the process.
+    board = installation.session.board
+    board._listeners.insert(0, _tracer(folder / f"moments-{rank}.txt"))
+    if environ.get(RESOURCES) == "1":
+        board.listen(_sampler(folder / f"resources-{rank}.jsonl"))
 
 
-def _collect_writes_in_this_process() -> None:
+def collect_writes_in_this_process() -> None:
     """Megatron's first save starts a process for a queue, which imports everything again: five seconds for nothing."""
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
@@ -71,48 +72,30 @@ def _tracer(path: Path) -> Callable[[str, int], None]:
     return trace
 
 
-def _add_moments(session: Any) -> None:
-    from megatron.core.pipeline_parallel import schedules
-    from megatron.core.rerun_state_machine import RerunDataIterator
-    from torch.optim.optimizer import register_optimizer_step_post_hook
+def _sampler(path: Path) -> Callable[[str, int], None]:
+    from torch.distributed import distributed_c10d
 
-    board = session.board
+    pages = os.sysconf("SC_PAGE_SIZE")
 
-    def before(owner: Any, name: str, moment: Callable[[], str | None]) -> None:
-        original = getattr(owner, name)
+    def sample(moment: str, step: int) -> None:
+        if moment != "step_begin":
+            return
+        held = {
+            "pid": os.getpid(),
+            "step": step,
+            "bytes": int(Path("/proc/self/statm").read_text().split()[1]) * pages,
+            "threads": len(os.listdir("/proc/self/task")),
+            "descriptors": len(os.listdir("/proc/self/fd")),
+            "groups": len(distributed_c10d._world.pg_map),
+        }
+        _append(path, json.dumps(held))
 
-        def wrapper(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-            happening = moment()
-            if happening is not None:
-                board.moment(happening)
-            return wrapped(*args, **kwargs)
+    return sample
 
-        setattr(owner, name, wrapt.FunctionWrapper(original, wrapper))
 
-    def of_forward() -> str:
-        return "evaluate_forward" if board.activity is Activity.EVALUATE else "forward"
-
-    def of_write() -> str | None:
-        return {Activity.SAVE: "save_write", Activity.RECOVERY: "dump_write"}.get(board.activity)
-
-    before(schedules, "forward_step", of_forward)
-    before(schedules, "backward_step", lambda: "backward")
-    before(RerunDataIterator, "__next__", lambda: "loader")
-    before(torch, "save", of_write)
-    register_optimizer_step_post_hook(lambda *_: board.moment("in_update"))
-
-    def echo(moment: str, step: int) -> None:
-        if moment == "save_end":  # for ranks that have written nothing
-            board.moment("save_write")
-
-    board.listen(echo)
-    barrier = session.gate._barrier
-
-    def gate() -> None:
-        barrier()
-        board.moment("barrier")
-
-    session.gate._barrier = gate
+def _append(path: Path, line: str) -> None:
+    with path.open("a") as stream:
+        stream.write(line + "\n")
 
 
 def _state_at_the_end(path: Path) -> None:

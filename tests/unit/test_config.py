@@ -33,6 +33,10 @@ def test_without_flags_and_variables_everything_has_its_default() -> None:
         ("PROCESSOR_ADDR", "a b"),
         ("MINDIO_WAIT_MINDX_TIME", "3601"),
         ("TFT_HANG_SECONDS", "-1"),
+        ("TFT_RESTART_BUDGET", "100001"),
+        ("TFT_RETURN_SECONDS", "0"),
+        ("TFT_SCRUB_INTERVAL", "-1"),
+        ("TFT_SCRUB_ACTION", "shout"),
         ("HIGH_AVAILABILITY", "fly"),
     ],
 )
@@ -75,8 +79,23 @@ def test_a_log_folder_that_is_a_symbolic_link_is_not_used(tmp_path: Path) -> Non
     assert "symbolic link" in config.warnings[0]
 
 
+@pytest.mark.parametrize(
+    ("flag", "wanted"),
+    [
+        ("--enable-hbmfault-repair", True),
+        ("--enable-worker-reboot", True),
+        ("--distributed-optimizer-no-replica", True),
+        ("--enable-high-availability", False),
+    ],
+)
+def test_recovery_in_place_is_asked_for_by_its_flags(flag: str, wanted: bool) -> None:
+    assert read_config(["--enable-high-availability", flag], {}).in_place is wanted
+
+
 def test_the_controller_takes_its_durations_from_the_configuration() -> None:
     config = read_config([], {"TTP_OT": "33", "TFT_HANG_SECONDS": "7", "TFT_HEARTBEAT_SECONDS": "0.5"})
+    again = options_of(read_config([], {"TFT_RESTART_BUDGET": "0", "TFT_RETURN_SECONDS": "40"}), 8)
+    assert (again.restart_budget, again.return_seconds) == (0, 40.0)
     options = options_of(config, 8)
     assert (options.world_size, options.dump_timeout_seconds, options.hang_seconds) == (8, 33.0, 7.0)
     assert options.silence_seconds == 1.5

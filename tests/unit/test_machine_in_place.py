@@ -182,13 +182,25 @@ def test_a_half_refilled_rank_is_not_saved_from() -> None:
     assert (job.plan.strategy, job.plan.participants) == (Strategy.DUMP, (0, 2, 3))
 
 
-def test_a_suspect_rank_that_was_not_touched_may_still_be_saved_from() -> None:
+def test_what_suspect_memory_holds_is_not_saved_while_another_rank_holds_it() -> None:
     job = make(strategies=(Strategy.RETRY, Strategy.DUMP))
     faces(job, 1)
     job.walks(Phase.STOP, Phase.CLEAN)
     job.failed(Phase.REBUILD, 0, "not supported")
     job.passes(2, beating=EVERYBODY)
     assert (job.plan.strategy, job.plan.participants, job.plan.faulty) == (Strategy.DUMP, EVERYBODY, ())
+    job.walks(Phase.STOP)
+    assert job.sent(Phase.CLEAN)[0].plan.participants == (0, 2, 3)
+    assert all(source.source != 1 for source in job.sent(Phase.CLEAN)[0].plan.sources)
+
+
+def test_what_suspect_memory_holds_is_saved_when_nobody_else_holds_it() -> None:
+    job = make(strategies=(Strategy.RETRY, Strategy.DUMP))
+    faces(job, 1)
+    job.dies(3)
+    job.decides()
+    job.walks(Phase.STOP)
+    assert job.sent(Phase.CLEAN)[0].plan.participants == (0, 1, 2)
 
 
 # Reload.

@@ -18,8 +18,8 @@ ADAPTOR = ROOT / "adaptors/megatron"
 PHASES = [phase.value for phase in Phase]
 # exit is the guard's own, and needs no framework.
 HANDLED = [name for name in PHASES if name != Phase.EXIT.value]
-# Files that the adaptor has beside handlers.py; what is missing is done there, by the device, or in a later release.
-WITH_A_FILE = ["clean", "dump"]
+# Files that the adaptor has beside handlers.py; stop is done by the device.
+WITH_A_FILE = ["clean", "rebuild", "repair", "rollback", "resume", "dump"]
 
 
 def _text(path: str) -> str:

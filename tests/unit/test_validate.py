@@ -157,10 +157,12 @@ def test_elastic_training_is_refused() -> None:
 
 
 @pytest.mark.parametrize("flag", [HBM_FLAG, REBOOT_FLAG])
-def test_repair_in_place_is_accepted_with_a_warning(flag: str) -> None:
+def test_repair_in_place_needs_generators_that_are_the_same_on_all_holders(flag: str) -> None:
     facts = replace(GOOD, flags=frozenset({MASTER_FLAG, flag}))
-    assert errors(facts) == []
-    assert flag in warnings(facts)[0].message
+    assert errors(facts) == [] and warnings(facts) == []
+    options = (("data_parallel_random_init", True),)
+    assert "--data-parallel-random-init" in only_error(replace(facts, options=options)).change
+    assert errors(replace(GOOD, options=options)) == []
 
 
 @pytest.mark.parametrize("name", ["async_save", "log_params_norm"])

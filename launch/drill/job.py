@@ -1,0 +1,172 @@
+"""Runs the training command of a drill, shows its output while it comes, and takes in what it leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindio_tft_patch.errors import ConfigError
+from mindio_tft_patch.launch.drill.findings import Line, Run, read_line, read_log
+
+_LOOK_SECONDS = 0.05
+_GRACE_SECONDS = 30.0  # after SIGTERM, for a launcher that saves first
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of the command.
+
+    words: the command. environ: of the process. output: file for what it prints. logs: folder of its JSON log.
+    """
+
+    words: Sequence[str]
+    environ: Mapping[str, str]
+    output: Path
+    logs: Path
+    limit_seconds: float | None = None
+
+
+def run(start: Start) -> Run:
+    """Run the command to its end. Ctrl-C reaches it too, and is waited for; a second one ends it.
+
+    Raises:
+        ConfigError: the command cannot be started.
+        KeyboardInterrupt: somebody pressed Ctrl-C; the command has ended.
+    """
+    start.output.parent.mkdir(parents=True, exist_ok=True)
+    began = time.time()
+    with start.output.open("wb") as output:
+        try:
+            process = subprocess.Popen(
+                [_program(start.words[0], start.environ), *start.words[1:]],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=dict(start.environ),
+            )
+        except OSError as problem:
+            raise ConfigError(
+                f"The training command cannot be started: {problem}.", change="Check what follows after `--`."
+            ) from problem
+    lines: list[Line] = []
+    timed_out = interrupted = False
+    tail = _Tail(start.output)
+    deadline = None if start.limit_seconds is None else time.monotonic() + start.limit_seconds
+    with _forwarded(process):
+        while True:
+            try:
+                ended = process.poll() is not None
+                lines += _show(tail)
+                if ended:
+                    break
+                if deadline is not None and time.monotonic() > deadline:
+                    timed_out = True
+                    _end(process)
+                    continue
+                time.sleep(_LOOK_SECONDS)
+            except KeyboardInterrupt:
+                if interrupted:
+                    _end(process)
+                interrupted = True
+    if interrupted:
+        raise KeyboardInterrupt
+    ended_at = time.time()
+    return Run(began, ended_at, process.returncode, tuple(lines), tuple(_log(start.logs, began, ended_at)), timed_out)
+
+
+def _program(name: str, environ: Mapping[str, str]) -> str:
+    return shutil.which(name, path=environ.get("PATH")) or name
+
+
+def _show(tail: _Tail) -> list[Line]:
+    """Print what has come; the lines of iterations among it."""
+    found = []
+    for text in tail.lines():
+        sys.stdout.write(f"{text}\n")
+        line = read_line(text, time.time())
+        if line is not None:
+            found.append(line)
+    sys.stdout.flush()
+    return found
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the command: twice SIGTERM, then SIGKILL."""
+    for _ in range(2):
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_SECONDS / 2)
+            return
+    process.kill()
+    process.wait()
+
+
+@contextlib.contextmanager
+def _forwarded(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Hand SIGTERM on to the command, which then saves and ends."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _log(folder: Path, began: float, ended: float) -> list[Mapping[str, object]]:
+    lines = []
+    for path in folder.glob("ttp_log.jsonl*"):
+        # A folder that is used again has the lines of earlier jobs.
+        if path.stat().st_mtime >= began - 1.0:
+            lines += path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [fields for fields in read_log(lines) if began <= float(fields["time"]) <= ended + 1.0]
+
+
+class _Tail:
+    """Complete lines that are appended to a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = 0
+        self._rest = b""
+
+    def lines(self) -> Iterator[str]:
+        """Lines that have been completed since the last call."""
+        with self._path.open("rb") as stream:
+            stream.seek(self._position)
+            content = self._rest + stream.read()
+            self._position = stream.tell()
+        *complete, self._rest = content.split(b"\n")
+        for line in complete:
+            yield line.decode(errors="replace").rstrip("\r")
+
+
+def environment(
+    base: Mapping[str, str], variables: Mapping[str, str], logs: Path, schedule: str, fired: Path
+) -> dict[str, str]:
+    """Environment of the command.
+
+    Args:
+        base: of this process. variables: that stand in front of the command.
+        logs: folder for the log, unless TTP_LOG_PATH names one.
+        schedule: empty: the job without faults. fired: folder in which ranks note what has happened.
+    """
+    made = {**base, **variables}
+    made["TTP_LOG_PATH"] = str(Path(made.get("TTP_LOG_PATH") or logs).absolute())
+    made["TTP_LOG_STDOUT"] = "0"  # the report is made from the files
+    if made.get("TTP_LOG_LEVEL") != "DEBUG":
+        made["TTP_LOG_LEVEL"] = "INFO"  # the record of a recovery has this level
+    # `ttprun` is beside this interpreter also where its environment was not activated.
+    made["PATH"] = os.pathsep.join([made.get("PATH", os.defpath), os.path.dirname(sys.executable)])
+    made["PYTHONUNBUFFERED"] = "1"  # lines that a killed rank had printed should not be lost
+    made.pop("TFT_INJECT", None)
+    made.pop("TFT_INJECT_STATE", None)
+    if schedule:
+        made |= {"TFT_INJECT": schedule, "TFT_INJECT_STATE": str(fired)}
+    return made

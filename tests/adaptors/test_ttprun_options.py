@@ -1,0 +1,40 @@
+"""--standby among torchrun's options."""
+
+from __future__ import annotations
+
+import pytest
+
+from mindio_tft_patch.adaptors.ttprun_options import parse_ttprun
+
+
+@pytest.mark.parametrize(
+    ("line", "standby", "rest"),
+    [
+        ("--standalone train.py", 0, "--standalone train.py"),
+        ("--standby --standalone train.py -x", 1, "--standalone train.py -x"),
+        ("--standby 2 train.py", 2, "train.py"),
+        ("--standby=3 --nproc-per-node 2 train.py", 3, "--nproc-per-node 2 train.py"),
+        ("--nproc-per-node 2 --standby train.py --standby 5", 1, "--nproc-per-node 2 train.py --standby 5"),
+        ("--standby train.py --standby", 1, "train.py --standby"),
+        ("train.py --standby 4", 0, "train.py --standby 4"),
+        ("--standby -m train", 1, "-m train"),
+        ("-m train --standby", 0, "-m train --standby"),
+    ],
+)
+def test_the_option_is_ours_before_the_script_and_the_scripts_behind_it(line: str, standby: int, rest: str) -> None:
+    options, words = parse_ttprun(line.split())
+    assert options.standby == standby
+    assert words == rest.split()
+    assert [options.training_script, *options.training_script_args] == words[words.index(options.training_script) :]
+
+
+def test_a_number_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_ttprun(["--standby=many", "train.py"])
+    assert "'many' is not a number" in capsys.readouterr().err
+
+
+def test_help_tells_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_ttprun(["--help"])
+    assert "--standby" in capsys.readouterr().out

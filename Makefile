@@ -9,7 +9,7 @@ help:
 	@echo "make demo      train, kill a rank, see the dying-gasp checkpoint, resume, compare (TEXT=file for your own text)"
 	@echo "make test      all tests, with a seeded sample of the fault matrix (TFT_MATRIX_SEED=n, TFT_MATRIX_SIZE=n)"
 	@echo "make test-all  all tests, with every combination of the fault matrix"
-	@echo "make bench     benchmark; prints ratios and writes build/bench.json"
+	@echo "make bench     benchmark; prints ratios and writes build/bench.json (TFT_BENCH_PEERS=python: compare others too)"
 	@echo "make check     lint, types, import contracts"
 
 .venv/.installed: pyproject.toml .ci/venv

@@ -70,6 +70,11 @@ class Control:
         self._aware = False
         self._heard_at = time.monotonic()
 
+    @property
+    def attempt(self) -> int:
+        """Number of the controller's current recovery; 0 before the first."""
+        return self._client.attempt
+
     def aware(self) -> bool:
         """Whether any rank has registered, so that somebody can act on a fault.
 
@@ -88,9 +93,9 @@ class Control:
                 return False  # the store is gone, and node 0 with it: nobody can act
         return self._aware
 
-    def report_death(self, rank: int, detail: str) -> None:
-        """A rank of this node has died."""
-        self._client.report(rank, FaultKind.PROCESS_DEATH, detail)
+    def report_death(self, rank: int, detail: str, pid: int = 0) -> None:
+        """A rank of this node has died. pid: its process; 0: it has none, because none could be started."""
+        self._client.report(rank, FaultKind.PROCESS_DEATH, detail, pid)
 
     def terminate(self, detail: str) -> None:
         """Somebody asked this launcher to end the job."""

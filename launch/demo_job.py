@@ -16,7 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mindio_tft_patch.fault_injection import STATE_VARIABLE, VARIABLE
+from mindio_tft_patch.fired_faults import FiredFaults, Firing
+from mindio_tft_patch.launch.drill.findings import Line, Run, read_line
+from mindio_tft_patch.launch.drill.job import read_logs
+
 RANKS = 4
+IN_PLACE = "--enable-hbmfault-repair --enable-worker-reboot"
 
 # A GPT of 0.2 million parameters; dropout, so that a wrong generator state would show at once.
 _MODEL = """
@@ -53,7 +59,7 @@ class LogLine:
     fields: Mapping[str, Any]
 
 
-Observation = Step | LogLine
+Observation = Step | LogLine | Firing
 
 
 class DemoError(Exception):
@@ -87,21 +93,37 @@ class Job:
         checkpoints: folder that the job loads from and saves to.
         data: prefix of the dataset.
         steps: step at which training ends.
+        in_place: faults are repaired while the job stays up, with a stand-by process.
+        faults: to happen on purpose, as TFT_INJECT has them.
+
+    Attributes:
+        steps_seen: training log by step. lines: the same, whole.
+        record: of the last recovery; None: there was none.
+        fired: which of the faults have happened.
     """
 
-    def __init__(self, folder: Path, *, checkpoints: Path, data: Path, steps: int) -> None:
+    def __init__(
+        self, folder: Path, *, checkpoints: Path, data: Path, steps: int, in_place: bool = False, faults: str = ""
+    ) -> None:
         self.folder = folder
         self.output = folder / "output.txt"
         self.steps_seen: dict[int, Step] = {}
+        self.lines: list[Line] = []
+        self.fired = FiredFaults(folder / "fired")
         self.record: Mapping[str, Any] | None = None
         self.command = [
             *_ttprun(),
+            *(["--standby"] if in_place else []),
             *f"--standalone --nproc-per-node {RANKS}".split(),
             str(Path(__file__).with_name("pretrain_gpt.py")),
             *_MODEL.split(),
+            *(IN_PLACE.split() if in_place else []),
             *f"--train-iters {steps} --lr-decay-iters {steps}".split(),
             *("--data-path", str(data), "--load", str(checkpoints), "--save", str(checkpoints)),
         ]
+        self._faults = faults
+        self._firings = 0
+        self._began = 0.0
         self._logs = folder / "logs"
         self._tail = _Tail(self.output)
         self._log_tail: _Tail | None = None
@@ -110,6 +132,10 @@ class Job:
     def start(self) -> None:
         """Start the launcher; in a session of its own, so that Ctrl-C reaches us first."""
         self.folder.mkdir(parents=True)
+        environ = _environment(self._logs)
+        if self._faults:
+            environ |= {VARIABLE: self._faults, STATE_VARIABLE: str(self.folder / "fired")}
+        self._began = time.time()
         with self.output.open("wb") as output:
             self._process = subprocess.Popen(
                 self.command,
@@ -117,7 +143,7 @@ class Job:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=_environment(self._logs),
+                env=environ,
             )
         self._log_tail = _Tail(self._logs / f"ttp_log.jsonl.{self._process.pid}")
 
@@ -134,6 +160,11 @@ class Job:
                 step = Step(int(found[1]), found[3], float(found[2]) / 1000)
                 self.steps_seen[step.number] = step
                 seen.append(step)
+            if whole := read_line(line, time.time()):
+                self.lines.append(whole)
+        happened = self.fired.read() if self._faults else []
+        seen += happened[self._firings :]
+        self._firings = len(happened)
         for line in self._log_tail.lines() if self._log_tail else ():
             fields = json.loads(line)
             if fields.get("record") == "recovery":
@@ -185,6 +216,13 @@ class Job:
         for pid in ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
+
+    def run(self) -> Run:
+        """What a job that has ended did, as a drill sees it."""
+        ended = time.time()
+        log = read_logs(self._logs, self._began, ended)
+        code = self.code
+        return Run(self._began, ended, 1 if code is None else code, tuple(self.lines), tuple(log))
 
     def last_words(self, count: int = 25) -> str:
         """The end of the job's output."""

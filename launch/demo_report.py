@@ -1,44 +1,22 @@
-"""The end of the demonstration: what was lost (nothing), and whether the two trainings are equal bit for bit."""
+"""The end of the demonstration: what was lost (nothing), and whether all trainings are equal bit for bit."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mindio_tft_patch.launch import demo_in_place
+from mindio_tft_patch.launch.demo_checkpoints import Part
+from mindio_tft_patch.launch.demo_in_place import InPlace
 from mindio_tft_patch.launch.demo_job import Step
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 60
 _ROWS = 8
-
-# What must be equal, and how its entries in a `torch_dist` checkpoint are recognised (first match wins).
-_PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("optimizer: main parameters", (".param",)),
-    ("optimizer: exp_avg", (".exp_avg",)),
-    ("optimizer: exp_avg_sq", (".exp_avg_sq",)),
-    ("optimizer: step, learning rate, groups", ("optimizer.", "optimizer/")),
-    ("random generator states", ("rng_state",)),
-    ("scheduler, samples, iteration", ("common_state", "common.pt")),
-    ("state of the rerun machine", ("rerun_state",)),
-    ("weights", ("",)),
-)
-# Arguments in which Megatron notes what it loaded at the start, and where from; the totals at the end are elsewhere.
-_MAY_DIFFER = ("load", "iteration", "num_floating_point_operations_so_far")
-
-
-@dataclass(frozen=True)
-class Part:
-    """One group of a checkpoint's entries. numbers: how many were compared. different: where they differ."""
-
-    name: str
-    numbers: int
-    different: tuple[str, ...]
 
 
 @dataclass
@@ -46,8 +24,10 @@ class Findings:
     """What the demonstration has found.
 
     Attributes:
+        in_place: the second act. All others: the third.
+        repaired: training log of the second act, by step.
         killed: rank and process id. after: last step that had been logged when it was killed, and seconds since.
-        fault_step: step that was being trained. saved_step: step of the dying-gasp checkpoint.
+        saved_step: step of the dying-gasp checkpoint.
         resumed_at: first step of the job that was started again.
         lost: steps that had been completed and had to be trained again.
         checkpoint_seconds: from the SIGKILL to the moment at which a restart would load the new checkpoint.
@@ -55,6 +35,8 @@ class Findings:
         parts: comparison of the final checkpoints.
     """
 
+    in_place: InPlace
+    repaired: Mapping[int, Step]
     killed: tuple[int, int]
     after: tuple[int, float]
     saved_step: int
@@ -89,54 +71,21 @@ class Findings:
         # A step may be committed and saved before Megatron has printed its line: the last one before the fault.
         if set(self.unlogged) - {self.saved_step}:
             found.append(f"steps {self.unlogged} are in one training log only")
-        return found
+        return [*self.in_place.problems(), *found]
 
     def _sizes(self) -> dict[str, int]:
         return {part.name: part.numbers for part in self.parts}
 
 
-def compare(unbroken: Path, broken: Path) -> list[Part]:
-    """Compare two checkpoint folders, part by part."""
-    # Here, because it imports torch: a mistake on the command line should not take seconds to be told.
-    from mindio_tft_patch.adaptors.megatron.checkpoint_compare import PERSONAL_ARGUMENTS, differences, read
-
-    states = [read(folder) for folder in (unbroken, broken)]
-    names: dict[str, list[str]] = {name: [] for name, _ in _PARTS}
-    for key in {**states[0], **states[1]}:
-        names[_part_of(key)].append(key)
-    parts = []
-    for name, keys in names.items():
-        one, other = ({key: state[key] for key in keys if key in state} for state in states)
-        found = tuple(differences(one, other, ignore=(*PERSONAL_ARGUMENTS, *_MAY_DIFFER)))
-        parts.append(Part(name, sum(_numbers(value) for value in one.values()), found))
-    return [*(part for part in parts if part.name == "weights"), *(part for part in parts if part.name != "weights")]
-
-
-def _part_of(key: str) -> str:
-    for name, marks in _PARTS:
-        if any(key.endswith(mark) if mark.startswith(".") else key.startswith(mark) for mark in marks):
-            return name
-    raise AssertionError("the last part takes everything")
-
-
-def _numbers(value: Any) -> int:
-    """Numbers and other single values in a state."""
-    if isinstance(value, dict):
-        return sum(map(_numbers, value.values()))
-    if isinstance(value, (list, tuple)):
-        return sum(map(_numbers, value))
-    size = getattr(value, "numel", None) or getattr(value, "__len__", None)
-    if size is None or isinstance(value, (str, bytes)):
-        return 0 if value is None else 1
-    return int(size())
-
-
 def show(console: Console, findings: Findings) -> None:
     """Print the report."""
+    console.print()
+    demo_in_place.show(console, findings.in_place)
+    console.print()
     rank, pid = findings.killed
     step, after = findings.after
-    console.print()
-    facts = Table(title="What happened", title_justify="left", title_style="bold", show_header=False, box=None)
+    title = "Without the flags of recovery in place: a checkpoint, and a new start"
+    facts = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None)
     facts.add_column(style="dim")
     facts.add_column()
     facts.add_row(
@@ -150,15 +99,24 @@ def show(console: Console, findings: Findings) -> None:
     console.print()
     _show_losses(console, findings)
     console.print()
-    table = Table(title="Final checkpoints, compared bit by bit", title_justify="left", title_style="bold", box=None)
+    _show_checkpoints(console, findings)
+    console.print()
+
+
+def _show_checkpoints(console: Console, findings: Findings) -> None:
+    title = "Final checkpoints, compared bit by bit with that of the unbroken training"
+    table = Table(title=title, title_justify="left", title_style="bold", box=None)
     table.add_column("what", style="dim")
     table.add_column("values", justify="right")
-    table.add_column("")
-    for part in findings.parts:
-        verdict = Text(f"different: {part.different[0]}", "bold red") if part.different else Text("equal", "green")
-        table.add_row(part.name, f"{part.numbers:,}", verdict)
+    table.add_column("repaired in place")
+    table.add_column("killed and resumed")
+    for one, other in zip(findings.in_place.parts, findings.parts, strict=True):
+        table.add_row(one.name, f"{one.numbers:,}", _verdict(one), _verdict(other))
     console.print(table)
-    console.print()
+
+
+def _verdict(part: Part) -> Text:
+    return Text(f"different: {part.different[0]}", "bold red") if part.different else Text("equal", "green")
 
 
 def _phases(seconds: Mapping[str, float]) -> str:
@@ -168,7 +126,11 @@ def _phases(seconds: Mapping[str, float]) -> str:
 def _show_losses(console: Console, findings: Findings) -> None:
     steps = sorted(findings.unbroken)
     shown = steps[:: max(1, -(-len(steps) // _WIDTH))]
-    curves = {"unbroken": findings.unbroken, "killed and resumed": findings.broken}
+    curves = {
+        "unbroken": findings.unbroken,
+        "repaired in place": findings.repaired,
+        "killed and resumed": findings.broken,
+    }
     losses = [float(curve[step].loss) for curve in curves.values() for step in shown if step in curve]
     low, high = min(losses), max(losses)
     console.print(f"[bold]Loss, steps {steps[0]} to {steps[-1]}[/]  [dim]({high:.3f} down to {low:.3f})[/]")
@@ -193,7 +155,10 @@ def _show_losses(console: Console, findings: Findings) -> None:
     note = "".join(
         f"; step {step} is trained and saved, but the kill came before its line" for step in findings.unlogged
     )
-    console.print(f"{equal} of {len(steps)} logged losses are equal to the last printed digit{note}", style="dim")
+    console.print(
+        f"killed and resumed: {equal} of {len(steps)} logged losses are equal to the last printed digit{note}",
+        style="dim",
+    )
 
 
 def _bar(step: Step | None, low: float, high: float) -> str:

@@ -24,6 +24,9 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from mindio_tft_patch.fault_injection import read_schedule
+from mindio_tft_patch.fired_faults import Firing
+from mindio_tft_patch.launch import demo_faults
 from mindio_tft_patch.launch.demo_job import LogLine, Observation, Step
 
 _EVENTS = 16
@@ -101,6 +104,9 @@ class View:
             self._step(observation)
         elif isinstance(observation, LogLine):
             self._log_line(observation.fields)
+        elif isinstance(observation, Firing):
+            (fault,) = read_schedule(observation.words)
+            self.event(f"on purpose: {demo_faults.what(fault)} {demo_faults.when(fault)}", "bold red")
 
     def event(self, text: str, style: str = "") -> None:
         """Show a line beside the bars."""
@@ -118,10 +124,14 @@ class View:
 
     def _log_line(self, fields: Any) -> None:
         """Phases of a recovery, as the controller logs them."""
-        if "record" in fields or (not fields.get("attempt") and "kind" not in fields):
+        if "record" in fields or ("kind" not in fields and not (fields.get("attempt") and fields.get("phase"))):
             return
         style = {"dump": "green", "exit": "yellow"}.get(fields.get("phase", ""), "red" if "kind" in fields else "cyan")
         text = " ".join(str(fields["message"]).split())
+        if ": sent to rank" in text:
+            return
+        if fields.get("kind") == "collateral":
+            text = f"rank {fields['rank_of_fault']} cannot go on: another rank does not answer"
         self.event(text if len(text) <= 110 else f"{text[:107]}...", style)
 
     def _line(self, text: str) -> None:

@@ -18,6 +18,7 @@ from torch.distributed import Store, TCPStore
 from mindio_tft_patch.errors import ControlError
 
 _ADDRESS_KEY = "mindio_tft_patch/job_store"
+_ATTEMPT_KEY = "mindio_tft_patch/attempt"
 
 
 def agree_on_job_store(
@@ -47,6 +48,7 @@ def agree_on_job_store(
                 server = TCPStore(address, 0, None, True, timedelta(seconds=60), wait_for_workers=False)
                 port = server.port
             rendezvous_store.set(key, json.dumps([address, port]))
+            rendezvous_store.set(_ATTEMPT_KEY, str(attempt))
         address, port = json.loads(rendezvous_store.get(key))
     except RuntimeError as error:
         first_line = str(error).partition("\n")[0]
@@ -55,3 +57,11 @@ def agree_on_job_store(
             "Check that the launcher of the first node still runs."
         ) from None
     return address, port, server
+
+
+def current_attempt(rendezvous_store: Store) -> int:
+    """Restarts of the job so far, as node 0 counts them; for a launcher that comes into a job that runs already."""
+    try:
+        return int(rendezvous_store.get(_ATTEMPT_KEY)) if rendezvous_store.check([_ATTEMPT_KEY]) else 0
+    except RuntimeError:
+        return 0  # the store is gone: whoever uses it next says so

@@ -40,7 +40,7 @@ class LocalProcesses:
     """
 
     def __init__(self, pids: Mapping[int, int]) -> None:
-        self.pids = dict(pids)
+        self.pids: dict[int, int] = {}
         self.ended: dict[int, int] = {}
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()
@@ -48,13 +48,24 @@ class LocalProcesses:
         os.set_blocking(self._wake_write, False)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._pidfds: dict[int, int] = {}
-        for rank, pid in self.pids.items():
-            try:
-                descriptor = os.pidfd_open(pid)
-            except (AttributeError, OSError):
-                continue  # no pidfds on this system: wait() polls
-            self._pidfds[rank] = descriptor
-            self._selector.register(descriptor, selectors.EVENT_READ)
+        for rank, pid in pids.items():
+            self.add(rank, pid)
+
+    def add(self, rank: int, pid: int) -> None:
+        """A rank has a process."""
+        self.pids[rank] = pid
+        try:
+            descriptor = os.pidfd_open(pid)
+        except (AttributeError, OSError):
+            return  # no pidfds on this system: wait() polls
+        self._pidfds[rank] = descriptor
+        self._selector.register(descriptor, selectors.EVENT_READ)
+
+    def remove(self, rank: int) -> None:
+        """A rank has no process any more: somebody has reaped it."""
+        self._forget(rank)
+        self.pids.pop(rank, None)
+        self.ended.pop(rank, None)
 
     @property
     def running(self) -> frozenset[int]:
@@ -90,10 +101,9 @@ class LocalProcesses:
     def signal(self, ranks: Iterable[int], signum: signal.Signals) -> None:
         """Send a signal to the process groups of ranks, data-loader workers included."""
         for rank in sorted(ranks):
-            try:
-                os.killpg(self.pids[rank], signum)
-            except (ProcessLookupError, PermissionError):
-                continue
+            if rank in self.pids:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.pids[rank], signum)
 
     def end_leftovers(self, grace_seconds: float = 1.0) -> None:
         """End what ended ranks have left behind in their process groups."""

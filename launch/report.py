@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from mindio_tft_patch.protocol.messages import Do
-from mindio_tft_patch.protocol.phases import Strategy
+from mindio_tft_patch.protocol.phases import LADDER, Strategy
 
 
 def signal_name(signum: int) -> str:
@@ -37,11 +37,12 @@ class Death:
 class Ending:
     """How an attempt ended on this node.
 
-    deaths: ranks that ended badly by themselves, in the order noticed.
+    deaths: ranks that ended badly by themselves and were not replaced, in the order noticed.
     ended_by_launcher: ranks that had to be ended.
     verdict: the controller's EXIT command; None when it never came.
     signal: the first signal that the launcher was sent; None: none.
     restarts_left: restarts of the whole job that torchelastic still grants; 0: the job is over.
+    recoveries: recoveries in place before this end, by strategy.
     """
 
     node: int
@@ -53,6 +54,7 @@ class Ending:
     patience_seconds: float = 0.0
     signal: int | None = None
     restarts_left: int = 0
+    recoveries: Mapping[Strategy, int] = field(default_factory=dict)
 
 
 def _reason(ending: Ending) -> str:
@@ -86,11 +88,18 @@ def final_lines(ending: Ending) -> list[str]:
     if ending.ended_by_launcher:
         ranks = ", ".join(map(str, ending.ended_by_launcher))
         lines.append(f"rank(s) {ranks} did not end by themselves and were ended by the launcher")
+    lines += recovery_lines(ending.recoveries)
     lines.append(f"reason: {_reason(ending)}")
     lines.append(_checkpoint(ending))
     if ending.restarts_left:
         lines.append(f"starting all ranks again; {_restarts(ending.restarts_left - 1)} after this one")
     return lines
+
+
+def recovery_lines(recoveries: Mapping[Strategy, int]) -> list[str]:
+    """How often the job was repaired in place; no line when it never was."""
+    counts = [f"{strategy.value} {recoveries[strategy]}" for strategy in LADDER if recoveries.get(strategy)]
+    return [f"recoveries in place: {sum(recoveries.values())} ({', '.join(counts)})"] if counts else []
 
 
 def early_lines(rank: int, code: int, told: str) -> list[str]:

@@ -1,8 +1,8 @@
 """`ttprun`: torchrun for jobs that survive a fault long enough to save their last step.
 
-It takes torchrun's options and hands them to torchrun's own code. A job that does not use the plugin (no
---enable-high-availability, no HIGH_AVAILABILITY) *is* run by torchrun, nothing added. For a job that does,
-torchelastic's agent is replaced by launch.agent.FaultTolerantAgent: that is the only difference.
+It takes torchrun's options and hands them to torchrun's own code; only --standby is its own. A job that does not use
+the plugin (no --enable-high-availability, no HIGH_AVAILABILITY) *is* run by torchrun, nothing added. For a job that
+does, torchelastic's agent is replaced by launch.agent.FaultTolerantAgent: that is the only difference.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, r
 from torch.distributed.elastic.rendezvous import RendezvousError
 
 from mindio_tft_patch import logs
+from mindio_tft_patch.adaptors.ttprun_options import STANDBY, parse_ttprun
 from mindio_tft_patch.config import Config, read_config
 from mindio_tft_patch.errors import ConfigError, TftError, UnsupportedError
 from mindio_tft_patch.launch.report import early_lines, formatted, signal_name
+from mindio_tft_patch.launch.run_folder import run_folder
 
 if TYPE_CHECKING:
     from mindio_tft_patch.launch.agent import FaultTolerantAgent
@@ -63,6 +65,20 @@ def check_torch(agent_class: type, launcher: object, version: str) -> None:
         )
 
 
+def check_torch_in_place(missing: Sequence[str], version: str) -> None:
+    """Refuse a torch whose records of processes are not those that launch.respawn keeps true.
+
+    Raises:
+        UnsupportedError: something is missing.
+    """
+    if missing:
+        raise UnsupportedError(
+            f"ttprun cannot restart a single rank under torch {version}: {', '.join(missing)} is not there.",
+            change="Use a torch that ttprun knows (2.6 to 2.14), or remove --enable-hbmfault-repair, "
+            "--enable-worker-reboot and --distributed-optimizer-no-replica.",
+        )
+
+
 def job_config(arguments: Namespace, environ: Any = None) -> Config:
     """Flags and variables of the job that torchrun's arguments describe.
 
@@ -79,12 +95,12 @@ def job_config(arguments: Namespace, environ: Any = None) -> Config:
 
 
 @contextmanager
-def _agent_replaced(config: Config, made: list[FaultTolerantAgent]) -> Iterator[None]:
+def _agent_replaced(config: Config, standbys: int, made: list[FaultTolerantAgent]) -> Iterator[None]:
     """Let torchelastic's launcher make our agent instead of its own."""
     from mindio_tft_patch.launch.agent import FaultTolerantAgent
 
     def make(**arguments: Any) -> FaultTolerantAgent:
-        made.append(FaultTolerantAgent(config, **arguments))
+        made.append(FaultTolerantAgent(config, standbys, **arguments))
         return made[-1]
 
     original = launcher_api.LocalElasticAgent
@@ -112,12 +128,18 @@ def _say(*lines: str) -> None:
 def _run_protected(arguments: Namespace, config: Config) -> int:
     """Run a job that uses the plugin; the exit code."""
     check_torch(LocalElasticAgent, launcher_api, torch.__version__)
+    if config.in_place:
+        from mindio_tft_patch.launch.respawn import missing_in_torch
+
+        check_torch_in_place(missing_in_torch(), torch.__version__)
+    elif arguments.standby:
+        _say(f"{STANDBY} is ignored: without --enable-worker-reboot no rank is ever started again alone")
     _prepare_environment(config)
     made: list[FaultTolerantAgent] = []
     # As torchrun's main does; it copies the error file of the first failed rank to where a scheduler looks for it.
     run: Callable[[Namespace], object] = record(torchrun.run)
     try:
-        with _agent_replaced(config, made):
+        with run_folder(), _agent_replaced(config, arguments.standby if config.in_place else 0, made):
             run(arguments)
     except ChildFailedError as failed:
         # The agent has told what happened. Without an ending of ours the fault came before any rank had registered.
@@ -150,13 +172,13 @@ def _run_protected(arguments: Namespace, config: Config) -> int:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of `ttprun`."""
-    arguments = torchrun.parse_args(list(sys.argv[1:] if argv is None else argv))
+    arguments, words = parse_ttprun(list(sys.argv[1:] if argv is None else argv))
     try:
         config = job_config(arguments)
         if config.high_availability:
             code = _run_protected(arguments, config)
         else:
-            torchrun.main(list(sys.argv[1:] if argv is None else argv))
+            torchrun.main(words)
             code = 0
     except TftError as error:
         _say(str(error))

@@ -9,6 +9,8 @@ launcher was asked to terminate, or the controller is gone.
       |                        SIGTERM -> TERM_GRACE -> SIGKILL -> KILL_GRACE -> over (stuck in the kernel)
       +- hurry: SIGKILL at once
 
+A vigil is broken off when the controller repairs the job in place: every local rank that was missing has a new process.
+
 A rank that a command names as faulty is killed ahead of the others, after FAULTY_GRACE: a rank whose exception made
 it unusable needs a moment to print its traceback, a hung one does not notice.
 """
@@ -60,6 +62,10 @@ class Vigil:
         now: monotonic seconds of the fault.
         patience_seconds: time for the dump (TTP_OT).
         alone: this node runs every rank of the job, so nobody else can still be dumping.
+
+    Attributes:
+        verdict: the controller's EXIT; None before it.
+        ended: ranks that were told to end by a signal.
     """
 
     def __init__(self, now: float, patience_seconds: float, *, alone: bool) -> None:
@@ -67,8 +73,11 @@ class Vigil:
         self.verdict: Do | None = None
         self.controller_lost = ""
         self.out_of_time = False
+        self.ended: set[int] = set()
         self._deadline = now + patience_seconds
         self._alone = alone
+        self._in_place = False
+        self._ending = False
         self._doomed: dict[int, float] = {}
         self._killed_doomed: set[int] = set()
         self._emptied: float | None = None
@@ -77,13 +86,27 @@ class Vigil:
 
     def command(self, now: float, do: Do) -> None:
         """The controller has sent a phase."""
-        if do.plan.strategy not in ENDING:
+        self._in_place = do.plan.strategy not in ENDING
+        if self._in_place:
             return
+        self._ending = True
         if do.phase is Phase.EXIT:
             self.verdict = do
             self._deadline = min(self._deadline, now + EXIT_GRACE_SECONDS)
         for rank in do.plan.faulty:
             self._doomed.setdefault(rank, now + FAULTY_GRACE_SECONDS)
+
+    def ask_to_end(self) -> None:
+        """Somebody wants the job to end: no repair in place keeps it."""
+        self._ending = True
+
+    def repaired(self, missing: Set[int]) -> bool:
+        """The fault has been dealt with in place, and nothing has to end.
+
+        missing: local ranks that have died and have no new process.
+        """
+        given_up = self._ending or bool(self.controller_lost) or self._terminated is not None
+        return self._in_place and not missing and not given_up
 
     def lose_controller(self, now: float, reason: str) -> None:
         """Nobody is left who could order a dump."""
@@ -104,7 +127,7 @@ class Vigil:
         due = frozenset(rank for rank, when in self._doomed.items() if when <= now and rank in running)
         if due - self._killed_doomed:
             self._killed_doomed |= due
-            return Step(Move.KILL, due)
+            return self._signal(Move.KILL, due)
         if now < self._deadline:
             times = [when for rank, when in self._doomed.items() if rank in running and when > now]
             return Step(Move.WAIT, until=min([self._deadline, *times]))
@@ -122,12 +145,16 @@ class Vigil:
         if self._terminated is None:
             self._terminated = now
             self.out_of_time = self.verdict is None and not self.controller_lost
-            return Step(Move.TERMINATE, running)
+            return self._signal(Move.TERMINATE, running)
         if now < self._terminated + TERM_GRACE_SECONDS:
             return Step(Move.WAIT, until=self._terminated + TERM_GRACE_SECONDS)
         if self._killed is None:
             self._killed = now
-            return Step(Move.KILL, running)
+            return self._signal(Move.KILL, running)
         if now < self._killed + KILL_GRACE_SECONDS:
             return Step(Move.WAIT, until=self._killed + KILL_GRACE_SECONDS)
         return Step(Move.OVER)
+
+    def _signal(self, move: Move, ranks: frozenset[int]) -> Step:
+        self.ended |= ranks
+        return Step(move, ranks)

@@ -64,6 +64,7 @@ ADAPTOR_KINDS = (
     "memory_gradients",
     "memory_activations",
     "memory_ecc",
+    "bit_flip",
     "broken_sockets",
 )
 

@@ -20,6 +20,7 @@ _MODULES = {
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 # Options of torchrun that take no value; all others do.
 _SWITCHES = frozenset({"standalone", "module", "m", "no-python", "run-path"})
+_OPTIONAL_NUMBERS = frozenset({"standby"})  # ttprun's own; the number may be left out
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def read_leniently(words: Sequence[str]) -> Launch:
     rest = list(words)
     while rest and rest[0].startswith("-"):
         name, equals, value = rest.pop(0).lstrip("-").replace("_", "-").partition("=")
-        if not equals and name not in _SWITCHES and rest:
+        if not equals and rest and _takes(name, rest[0]):
             value = rest.pop(0)
         options[name] = value
     smallest, _, largest = options.get("nnodes", "1").partition(":")
@@ -144,6 +145,11 @@ def read_leniently(words: Sequence[str]) -> Launch:
         script=rest[0] if rest else "",
         script_args=tuple(rest[1:]),
     )
+
+
+def _takes(option: str, word: str) -> bool:
+    """Is the word behind an option its value?"""
+    return word.isdecimal() if option in _OPTIONAL_NUMBERS else option not in _SWITCHES
 
 
 def launch_of(

@@ -97,6 +97,7 @@ def _findings(case: _Case) -> Iterator[Finding]:
     yield from _judge_flags(case)
     yield from _judge_layout(case)
     yield from software.judge(case.read, case.command.launcher, case.environ)
+    yield from software.judge_in_place(case.read, case.config)
     yield from _judge_device(case)
     given = any(case.environ.get(name) for name in _ADDRESSES)
     situation = network.Situation(case.config, case.launch, case.command.launcher, given)
@@ -231,6 +232,7 @@ def _plan(case: _Case) -> storage.Plan:
 
 def _job(case: _Case) -> Job:
     refused = any(found.severity is validate.Severity.ERROR for found in validate.check(case.facts))
+    refused = refused or any(found.level is Level.ERROR for found in software.judge_in_place(case.read, case.config))
     return Job(
         protected=case.config.high_availability,
         launcher=case.command.launcher,
@@ -239,5 +241,10 @@ def _job(case: _Case) -> Job:
         periodic=bool(case.arguments.get("save_interval")),
         patience_seconds=case.config.dump_timeout_seconds,
         hang_seconds=case.config.hang_seconds,
-        max_restarts=case.launch.max_restarts,
+        repairs=case.config.hbmfault_repair,
+        reboots=case.config.worker_reboot,
+        reloads=case.config.no_replica,
+        return_seconds=case.config.return_seconds,
+        budget=case.config.restart_budget,
+        static=case.launch.static,
     )

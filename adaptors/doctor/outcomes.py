@@ -7,11 +7,17 @@ from dataclasses import dataclass
 
 from mindio_tft_patch.adaptors.doctor.command import TORCHRUN, TTPRUN
 from mindio_tft_patch.adaptors.doctor.layout import Layout
+from mindio_tft_patch.config import HBM_FLAG, REBOOT_FLAG
 from mindio_tft_patch.protocol.messages import ReplicaSet
 
-SAVED = "checkpoint of the last completed step"
-OLDER = "last periodic checkpoint"
-NOTHING = "nothing to resume from"
+REPAIRED = "repaired in place: nothing is lost, no process ends"
+ANEW = "process started anew, the others wait: nothing is lost"
+RELOADED = "the job stays up, and goes back to the last periodic checkpoint"
+SAVED = "checkpoint of the last completed step, then the end"
+OLDER = "the end; what is left is the last periodic checkpoint"
+NOTHING = "the end; nothing to resume from"
+
+_REFILLED = "its state comes from the rank that holds the same shard"
 
 
 @dataclass(frozen=True)
@@ -24,7 +30,11 @@ class Job:
         layout: None when the sizes do not fit together.
         saves: --save is given. periodic: --save-interval is too.
         patience_seconds: what survivors have to write the checkpoint. hang_seconds: least limit of a hang.
-        max_restarts: restarts of the whole job by the launcher.
+        repairs: --enable-hbmfault-repair is on. reboots: --enable-worker-reboot is.
+        reloads: with --distributed-optimizer-no-replica or reboots, a lost state is loaded while the job stays up.
+        return_seconds: how long the others wait for a process or a node to come back.
+        budget: recoveries in place over the life of the job.
+        static: the nodes meet at a fixed address, so that a launcher can be started again.
     """
 
     protected: bool = True
@@ -34,7 +44,12 @@ class Job:
     periodic: bool = True
     patience_seconds: float = 120.0
     hang_seconds: float = 60.0
-    max_restarts: int = 0
+    repairs: bool = False
+    reboots: bool = False
+    reloads: bool = False
+    return_seconds: float = 300.0
+    budget: int = 100
+    static: bool = True
 
     @property
     def older(self) -> str:
@@ -43,15 +58,35 @@ class Job:
 
     @property
     def agent(self) -> bool:
-        """Somebody outside of the ranks watches them and runs the controller."""
+        """Somebody outside of the ranks watches them and runs the controller; only that can start one anew."""
         return self.launcher == TTPRUN
+
+    @property
+    def in_place(self) -> bool:
+        """Some fault may be dealt with while the job stays up."""
+        return self.budget > 0 and (self.repairs or self.reboots or self.reloads)
+
+    @property
+    def mends(self) -> bool:
+        """A fault in a process that lives is repaired."""
+        return self.budget > 0 and self.repairs
+
+    @property
+    def restarts(self) -> bool:
+        """A lost process is started anew."""
+        return self.budget > 0 and self.reboots and self.agent
+
+    @property
+    def goes_back(self) -> bool:
+        """All ranks can load the last periodic checkpoint in place; for lost ranks that needs the agent."""
+        return self.budget > 0 and (self.reboots or self.reloads) and self.periodic
 
 
 @dataclass(frozen=True)
 class Outcome:
     """One line of the table.
 
-    outcome: what a restart resumes from. why: the reason, in words.
+    outcome: what becomes of the job. why: the reason and the conditions, in words.
     """
 
     fault: str
@@ -61,7 +96,7 @@ class Outcome:
     @property
     def saved(self) -> bool:
         """No completed step is lost."""
-        return self.outcome == SAVED
+        return self.outcome in (REPAIRED, ANEW, SAVED)
 
 
 def foresee(job: Job) -> list[Outcome]:
@@ -78,17 +113,12 @@ def foresee(job: Job) -> list[Outcome]:
         _rank_0(job, layout),
         *_nodes(job, layout),
         _all_holders(job, layout),
-        _alive(job, layout, "on-chip memory error", "the process lives, and its peers' copy is preferred to its own"),
-        _alive(job, layout, "network error between ranks", "no process is lost; saving needs no collective"),
+        _memory(job, layout),
+        _network(job, layout),
         _hang(job, layout),
-        _alive(job, layout, "exception in training", "no process is lost"),
+        Outcome("exception in training", SAVED, f"it would come back, so nothing is repaired{_inside(layout)}"),
         _sigterm(job),
-        Outcome("fault before the first step is complete", job.older, "no step was completed, so nothing is new"),
-        Outcome(
-            "fault while saving, or disk full",
-            job.older,
-            "a checkpoint counts only when it is complete; older ones and the tracker stay as they are",
-        ),
+        *_limits(job),
     ]
 
 
@@ -113,22 +143,47 @@ def _time(job: Job) -> str:
     return "as long as whoever starts the ranks leaves the survivors alone"
 
 
+def _missing(job: Job, flag: str) -> str:
+    """What would have repaired it."""
+    if job.budget <= 0:
+        return "TFT_RESTART_BUDGET=0 switches recovery in place off"
+    if flag == REBOOT_FLAG and job.reboots:
+        return f"{REBOOT_FLAG} needs ttprun: {job.launcher} cannot start one rank anew"
+    return f"with {flag} the job would stay up"
+
+
+def _lost(job: Job, fault: str, *, before: str = "") -> Outcome:
+    """A process is gone whose shard has another holder. before: how it is noticed, or what is special."""
+    if job.restarts:
+        return Outcome(fault, ANEW, f"{before}ttprun starts a new process; {_REFILLED}")
+    if job.goes_back and job.agent:
+        return Outcome(fault, RELOADED, f"{before}all load it; with {REBOOT_FLAG} only its process would be replaced")
+    why = f"{before}another rank holds the same optimizer shard; {_time(job)}; {_missing(job, REBOOT_FLAG)}"
+    return Outcome(fault, SAVED, why)
+
+
+def _uncovered(job: Job, fault: str, why: str) -> Outcome:
+    """A process is gone, and with it the last copy of something."""
+    if job.goes_back and job.agent:
+        return Outcome(fault, RELOADED, f"{why}; ttprun starts the lost ranks anew, and all load it")
+    return Outcome(fault, job.older, why)
+
+
 def _process(job: Job, layout: Layout) -> Outcome:
     sole = _sole(layout)
     fault = "death of one process"
     if sole is not None:
-        return Outcome(fault, job.older, f"{_named(sole)} is the only holder of its {sole.name} optimizer shard")
-    return Outcome(fault, SAVED, f"another rank holds the same optimizer shard; {_time(job)}")
+        return _uncovered(job, fault, f"{_named(sole)} is the only holder of its {sole.name} optimizer shard")
+    return _lost(job, fault)
 
 
 def _rank_0(job: Job, layout: Layout) -> Outcome:
     fault = "death of rank 0"
     if not job.agent:
         return Outcome(fault, job.older, f"under {job.launcher} the controller lives in rank 0; ttprun has it outside")
-    sole = _sole(layout)
-    if sole is not None:
-        return Outcome(fault, job.older, "as for any other process")
-    return Outcome(fault, SAVED, "the controller lives in ttprun, not in rank 0; as for any other process")
+    if _sole(layout) is not None:
+        return _uncovered(job, fault, "as for any other process")
+    return _lost(job, fault, before="the controller lives in ttprun, not in rank 0, so as for any other process: ")
 
 
 def _nodes(job: Job, layout: Layout) -> Iterator[Outcome]:
@@ -138,45 +193,88 @@ def _nodes(job: Job, layout: Layout) -> Iterator[Outcome]:
         return
     yield Outcome("loss of the first node", job.older, f"the controller goes with it ({where}), and the job's store")
     fault = "loss of another node"
-    for node in range(1, layout.nodes):
-        alone = layout.alone_on(node)
-        if alone:
-            yield Outcome(
-                fault,
-                job.older,
-                f"node {node} alone holds all copies of {len(alone)} shards (such as the {alone[0].name} shard of "
-                f"{_named(alone[0])})",
-            )
-            return
-    yield Outcome(fault, SAVED, f"every shard has a copy on another node; {_time(job)}")
+    alone = [(node, layout.alone_on(node)) for node in range(1, layout.nodes) if layout.alone_on(node)]
+    returns = (
+        f"provided that the same command is started again for that node within {job.return_seconds:g} s "
+        "(TFT_RETURN_SECONDS)"
+    )
+    back = job.goes_back and job.agent and job.static
+    if alone:
+        node, sets = alone[0]
+        why = f"node {node} alone holds all copies of {len(sets)} shards (such as the {sets[0].name} shard of "
+        why += f"{_named(sets[0])})"
+        yield Outcome(fault, RELOADED if back else job.older, f"{why}; {returns}" if back else why)
+    elif back and not job.restarts:
+        yield Outcome(fault, RELOADED, f"{returns}; otherwise {SAVED}")
+    elif job.restarts and job.static:
+        yield Outcome(fault, ANEW, f"every shard has a copy on another node; {returns}; otherwise {SAVED}")
+    else:
+        static = "; coming back needs --master-addr and --node-rank" if job.restarts else ""
+        yield Outcome(fault, SAVED, f"every shard has a copy on another node; {_time(job)}{static}")
 
 
 def _all_holders(job: Job, layout: Layout) -> Outcome:
     one = layout.fewest_holders
     if len(one.ranks) == 1:
-        return Outcome("two processes at once", job.older, "one is enough; see above")
+        return _uncovered(job, "two processes at once", "one is enough; see above")
     which = "both holders" if len(one.ranks) == 2 else f"all {len(one.ranks)} holders"
-    return Outcome(
-        f"{which} of one shard at once",
-        job.older,
-        f"for example {_named(one)}: no copy of their {one.name} shard is left, so nothing is written",
-    )
+    why = f"for example {_named(one)}: no copy of their {one.name} shard is left"
+    return _uncovered(job, f"{which} of one shard at once", why)
 
 
-def _alive(job: Job, layout: Layout, fault: str, why: str) -> Outcome:
-    inside = "" if _sole(layout) is None else "; not if it strikes inside the optimizer update, as there is no copy"
-    return Outcome(fault, SAVED, f"{why}{inside}; then the job ends (no repair in place in this release)")
+def _inside(layout: Layout) -> str:
+    return "" if _sole(layout) is None else "; not if it strikes inside the optimizer update, as there is no copy"
+
+
+def _memory(job: Job, layout: Layout) -> Outcome:
+    fault, alone = "on-chip memory error", _sole(layout) is not None
+    if job.mends and not alone:
+        return Outcome(fault, REPAIRED, f"{_REFILLED}; the step under way is computed again")
+    if job.restarts and not alone:
+        return _lost(job, fault, before=f"its memory is not trusted: without {HBM_FLAG} ")
+    if job.goes_back:
+        why = "it is the only holder of its shard" if alone else _missing(job, REBOOT_FLAG)
+        return Outcome(fault, RELOADED, f"its memory is not trusted; {why}")
+    why = "the process lives, and its peers' copy is preferred to its own"
+    return Outcome(fault, SAVED, f"{why}{_inside(layout)}; {_missing(job, HBM_FLAG)}")
+
+
+def _network(job: Job, layout: Layout) -> Outcome:
+    fault = "network error between ranks"
+    if job.mends:
+        return Outcome(fault, REPAIRED, "all process groups are connected anew; the step under way is computed again")
+    if job.goes_back:
+        why = f"without {HBM_FLAG} connecting anew comes with loading the checkpoint"
+        return Outcome(fault, RELOADED, why)
+    why = f"no process is lost; saving needs no collective{_inside(layout)}"
+    return Outcome(fault, SAVED, f"{why}; {_missing(job, HBM_FLAG)}")
 
 
 def _hang(job: Job, layout: Layout) -> Outcome:
     fault = "a rank that hangs"
     limit = f"found after {job.hang_seconds:g} s or 10 steps without progress (TFT_HANG_SECONDS)"
     if _sole(layout) is not None:
-        return Outcome(fault, job.older, f"{limit}; it is the only holder of its shard")
-    who = "ttprun kills it" if job.agent else "it is left out"
-    return Outcome(fault, SAVED, f"{limit}; {who}, and the others save")
+        return _uncovered(job, fault, f"{limit}; it is the only holder of its shard")
+    return _lost(job, fault, before=f"{limit}; {'ttprun kills it' if job.agent else 'it is left out'}; ")
 
 
 def _sigterm(job: Job) -> Outcome:
     who = "to the launcher, or to any rank" if job.agent else "to any rank"
     return Outcome(f"SIGTERM {who}", SAVED, f"all ranks save, then end; {_time(job)}")
+
+
+def _limits(job: Job) -> Iterator[Outcome]:
+    """What no repair helps against."""
+    complete = "a checkpoint counts only when it is complete; older ones and the tracker stay as they are"
+    if job.in_place:
+        yield Outcome(
+            f"recovery number {job.budget + 1} in place, or a third in a row for the same ranks at the same step",
+            SAVED,
+            "TFT_RESTART_BUDGET is used up; what has not helped twice is not tried a third time",
+        )
+    if job.restarts:
+        yield Outcome("fault during the set-up", job.older, "there is no trained state yet")
+        yield Outcome("disk full", job.older, complete)
+        return
+    yield Outcome("fault before the first step is complete", job.older, "no step was completed, so nothing is new")
+    yield Outcome("fault while saving, or disk full", job.older, complete)

@@ -22,6 +22,7 @@ from typing import Any
 
 from mindio_tft_patch.adaptors.doctor.command import (
     PYTHON,
+    TTPRUN,
     Command,
     Launch,
     launch_of,
@@ -124,12 +125,15 @@ def answer(question: Mapping[str, Any]) -> Reading:
 def _ask_torchrun(command: Command) -> tuple[Launch, str]:
     try:
         from torch.distributed import run
+
+        from mindio_tft_patch.adaptors.ttprun_options import parse_ttprun
     except ImportError as problem:
         return read_leniently(command.words), f"torch cannot be imported ({problem})"
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            options = run.parse_args(list(command.words))
+            parse = (lambda words: parse_ttprun(words)[0]) if command.launcher == TTPRUN else run.parse_args
+            options = parse(list(command.words))
             nodes = run.parse_min_max_nnodes(options.nnodes)
     except (SystemExit, RuntimeError, ValueError) as problem:
         words = (said.getvalue().strip() or str(problem)).splitlines()[-1:]

@@ -15,8 +15,10 @@ from packaging.version import Version
 from mindio_tft_patch.adaptors.doctor.command import PYTHON, TORCHRUN, TTPRUN
 from mindio_tft_patch.adaptors.doctor.findings import Finding, error, ok, warning
 from mindio_tft_patch.adaptors.doctor.reading import Reading
+from mindio_tft_patch.config import Config
 
 AREA = "versions"
+IN_PLACE_FROM = (2, 14)  # torch with ProcessGroup.reconfigure
 TORCH = SpecifierSet(">=2.6,<2.15")  # what launch.ttprun knows
 
 
@@ -44,6 +46,36 @@ def judge(reading: Reading, launcher: str, environ: Mapping[str, str]) -> Iterat
     yield from _judge_checkout(reading.megatron_path, environ)
     yield from _judge_own()
     yield from _judge_launcher(launcher)
+
+
+def judge_in_place(reading: Reading, config: Config) -> Iterator[Finding]:
+    """Whether process groups can be rebuilt in place; the ranks ask the device itself, and refuse before training."""
+    if not config.in_place or not reading.torch:
+        return
+    if Version(reading.torch).release < IN_PLACE_FROM:
+        wanted = ".".join(map(str, IN_PLACE_FROM))
+        yield error(
+            AREA,
+            f"Recovery in place connects process groups anew, which torch can from {wanted} on; {reading.torch} is "
+            "installed.",
+            f"Install torch {wanted}, or remove the flags of recovery in place.",
+        )
+    elif reading.accelerator and _version("torch-npu") is None:
+        yield warning(
+            AREA,
+            "Recovery in place on NVIDIA GPUs needs torch's second NCCL backend, and NCCL 2.28 or newer; nobody has "
+            "tried it.",
+            "Set TORCH_DIST_USE_NCCL2=1 where the ranks run.",
+        )
+    elif reading.accelerator:
+        yield warning(
+            AREA,
+            "Recovery in place on NPUs needs stop_device, restart_device, check_uce_in_memory and reinit_process_group "
+            "of torch_npu: the ranks look for them at the start. Nobody has tried it.",
+            "Run the doctor's command for a few steps, with `mindio-tft drill`.",
+        )
+    else:
+        yield ok(AREA, f"torch {reading.torch} can connect gloo's process groups anew: recovery in place will start.")
 
 
 def _judge_torch(version: str, launcher: str) -> Iterator[Finding]:

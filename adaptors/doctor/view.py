@@ -47,7 +47,7 @@ def _plain(report: Report) -> None:
         change = f" -> {finding.change}" if finding.change else ""
         print(f"{finding.level.value:<8}{finding.area}: {finding.message}{change}")
     if report.faults:
-        print("\nWhat a fault will lead to, and what a restart resumes from:")
+        print("\nWhat a fault will lead to:")
     for fault in report.faults:
         print(f"  {fault.fault}: {fault.outcome} ({fault.why})")
     print(f"\n{summary(report)}")
@@ -65,7 +65,7 @@ def _rich(report: Report) -> None:
         table.add_row(Text(finding.level.value, style), Text(finding.area), Text(finding.message), Text(finding.change))
     console.print(table)
     if report.faults:
-        faults = Table("fault", "a restart resumes from", "why", title="What a fault will lead to", show_lines=True)
+        faults = Table("fault", "what becomes of the job", "why", title="What a fault will lead to", show_lines=True)
         for fault in report.faults:
             faults.add_row(
                 Text(fault.fault), Text(fault.outcome, "green" if fault.saved else "yellow"), Text(fault.why)

@@ -6,6 +6,7 @@
     memory_gradients         gradient buffers, and gradients of the main parameters
     memory_activations       outputs of modules, in the forward pass that follows
     memory_ecc               a time-stamped multi-bit error: in an update main parameters and moments, else gradients
+    bit_flip                 one bit of the optimizer state changes, and nobody is told
 
 Overwritten with NaN, which no arithmetic hides: a tensor that a repair forgot shows in the next loss.
 """
@@ -141,7 +142,15 @@ def kinds(training: Callable[[], Any], board: ProgressBoard, rank: int) -> dict[
             raise_uncorrectable(rank)
         _corrupt_next_forward(running.model, rank)
 
+    def flip(fault: PlannedFault) -> None:
+        running = training()
+        first = next(iter(moments(running)), None) if running is not None else None
+        if first is not None:
+            first.data.view(-1).view(torch.uint8)[0] ^= 1
+            log.warning("one bit of the optimizer state was flipped on purpose")
+
     return {
+        "bit_flip": flip,
         "memory_parameters": plain(parameters),
         "memory_main_parameters": plain(main_parameters),
         "memory_moments": plain(moments),

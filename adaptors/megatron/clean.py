@@ -18,7 +18,9 @@ def clean(plan: Plan, *, device: Device, gate: CommitGate, rank: int) -> Outcome
         RecoveryError: the target step cannot be reached here.
     """
     device.clean()
-    if plan.strategy is not Strategy.RELOAD and rank not in plan.faulty:
+    # Past the target are only ranks that will put back what they have kept of it: later steps are corrupt.
+    past = plan.strategy is Strategy.DUMP and gate.completed > plan.target_step
+    if plan.strategy is not Strategy.RELOAD and rank not in plan.faulty and not past:
         gate.finish(plan.target_step)
     gate.abandon()
     device.synchronize()

@@ -116,6 +116,11 @@ class CommitGate:
             self.result = (*self.result[:2], zeros)
         return zeros
 
+    @property
+    def completed(self) -> int:
+        """Last step whose local update is complete on this rank."""
+        return self._board.commit.step
+
     def finish(self, target: int) -> None:
         """Clean phase: finish the local update of `target` if this rank waits at its gate.
 

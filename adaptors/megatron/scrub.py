@@ -4,7 +4,7 @@ Every so many steps each rank computes a digest of its parameters and optimizer 
 next step, when nothing of it is under way; the digests travel with the facts that partners exchange there anyway.
 Copies that differ cannot both be right, and nobody can tell which one is. What follows is the user's choice
 (TFT_SCRUB_ACTION): a warning; the end of the job; or a checkpoint of the last step on which the copies agreed, of which
-each rank keeps its part in host memory.
+each rank keeps its part in host memory, twice.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from mindio_tft_patch.adaptors.megatron.training_objects import Training
 from mindio_tft_patch.protocol.messages import ReplicaSet
 
 log = logging.getLogger("mindio_tft_patch.scrub")
+
+# Others may find a difference where this rank and its partners have found none; then all go back by one more.
+_GENERATIONS = 2
 
 
 @dataclass(frozen=True)
@@ -61,12 +64,20 @@ def differences(
     return found
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """This rank's part of a step, in host memory."""
+
+    record: StepRecord
+    state: list[torch.Tensor]
+
+
 class Scrub:
     """The comparisons of one rank.
 
     Args:
         interval: steps between two comparisons; 0: none.
-        keeps: keep this rank's part of the last agreed step in host memory.
+        keeps: keep this rank's part of the last agreed steps in host memory.
 
     Attributes:
         agreed: last step on which all copies that this rank knows of were equal; 0: none.
@@ -76,8 +87,7 @@ class Scrub:
         self._interval = interval
         self._keeps = keeps
         self.agreed = 0
-        self._kept: list[torch.Tensor] = []
-        self._record: StepRecord | None = None
+        self._kept: list[_Kept] = []
 
     def digests(self, training: Training, step: int) -> dict[str, str]:
         """Digests of the state at `step`, by replica set; empty when no comparison is due."""
@@ -105,20 +115,24 @@ class Scrub:
 
     def go_back(self, training: Training, step: int) -> bool:
         """Put this rank's optimizer state and record back to `step`; False when they were not kept."""
-        if self._record is None or self._record.step != step:
+        kept = next((one for one in self._kept if one.record.step == step), None)
+        if kept is None:
             return False
-        for (_, tensor), kept in zip(_tensors(training.optimizer), self._kept, strict=True):
-            tensor.data.copy_(kept)
-        training.state.record = self._record
+        for (_, tensor), copy in zip(_tensors(training.optimizer), kept.state, strict=True):
+            tensor.data.copy_(copy)
+        training.state.record = kept.record
         return True
 
     def _keep(self, training: Training) -> None:
-        state = [tensor for _, tensor in _tensors(training.optimizer)]
-        if len(self._kept) != len(state):
-            self._kept = [torch.empty_like(tensor, device="cpu") for tensor in state]
-        for kept, tensor in zip(self._kept, state, strict=True):
-            kept.copy_(tensor.detach())
-        self._record = training.state.record
+        state = [tensor.detach() for _, tensor in _tensors(training.optimizer)]
+        oldest = self._kept.pop(0) if len(self._kept) == _GENERATIONS else None
+        if oldest is None or len(oldest.state) != len(state):
+            copies = [torch.empty_like(tensor, device="cpu") for tensor in state]
+        else:
+            copies = oldest.state
+        for copy, tensor in zip(copies, state, strict=True):
+            copy.copy_(tensor)
+        self._kept.append(_Kept(training.state.record, copies))
 
 
 def _tensors(optimizer: Any) -> list[tuple[str, torch.Tensor]]:

@@ -79,7 +79,9 @@ def run(start: Start) -> Run:
     if interrupted:
         raise KeyboardInterrupt
     ended_at = time.time()
-    return Run(began, ended_at, process.returncode, tuple(lines), tuple(_log(start.logs, began, ended_at)), timed_out)
+    return Run(
+        began, ended_at, process.returncode, tuple(lines), tuple(read_logs(start.logs, began, ended_at)), timed_out
+    )
 
 
 def _program(name: str, environ: Mapping[str, str]) -> str:
@@ -119,7 +121,8 @@ def _forwarded(process: subprocess.Popen[bytes]) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _log(folder: Path, began: float, ended: float) -> list[Mapping[str, object]]:
+def read_logs(folder: Path, began: float, ended: float) -> list[Mapping[str, object]]:
+    """What all processes of a run have written to its JSON logs, by time. began, ended: seconds since 1970."""
     lines = []
     for path in folder.glob("ttp_log.jsonl*"):
         # A folder that is used again has the lines of earlier jobs.

@@ -43,8 +43,8 @@ class Size:
     layers: int = 2
     sequence: int = 32
     block_steps: int = 2
-    layout_seconds: float = 210.0
-    plain_seconds: float = 120.0
+    layout_seconds: float = 180.0
+    plain_seconds: float = 90.0
     probe_blocks: int = 6
     probe_steps: int = 20
     dump_layers: int = 24

@@ -1,9 +1,10 @@
 """`make bench`: what the plugin costs while nothing goes wrong, and how fast it saves when something does.
 
-    run.py [--only steps dump kill] [--quick] [--ranks N] [--layers N] [--sequence N] [--output FILE] [--folder FOLDER]
+    run.py [--only steps dump kill recovery] [--quick] [--rounds N] [--ranks N] [--layers N] [--sequence N]
+           [--output FILE] [--folder FOLDER]
 
-Prints a table and writes build/bench.json. All ratios come from pairs of runs that are made right after one another.
-docs/benchmarks.md explains each number.
+Prints tables and writes build/bench.json. All ratios come from pairs of runs that are made right after one another.
+docs/benchmarks.md explains each number. TFT_BENCH_PEERS=/path/to/python: an environment with other projects to compare.
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ from rich.console import Console
 from rich.table import Table
 from support.jobs import ForkServer
 
-from bench.measure import Bench, Results, Size
-from bench.summary import Summary
+from bench.contenders import contenders
+from bench.measure import Bench, Results, Say, Size
+from bench.recovery import RecoveryBench
+from bench.recovery_table import notes, ours_is_well, phase_table, recovery_table
+from bench.targets import TARGETS, verdict
 
 ROOT = Path(__file__).parents[2]
 QUICK = {
@@ -41,7 +45,7 @@ QUICK = {
     "dumps": 2,
     "kills": 1,
 }
-TARGETS = {"overhead_vs_same_layout": 0.01, "dump_vs_torch_save": 1.3}  # issue text: "under 1 %", "within 1.3 x"
+PARTS = ("steps", "dump", "kill", "recovery")
 WHAT = {
     "overhead_vs_same_layout": "step time, plugin on against off",
     "cpu_overhead_vs_same_layout": "CPU time of a step, all ranks, on against off",
@@ -67,60 +71,109 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print, write."""
     options = _options(argv)
     size = replace(Size(), **(QUICK if options.quick else {}), **_given(options, "ranks", "layers", "sequence"))
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    console = Console(width=None if sys.stdout.isatty() else 160)
     began, load = time.time(), os.getloadavg()[0]
     folder = Path(tempfile.mkdtemp(prefix="bench-", dir=options.folder))
-    server = ForkServer(folder / "server.txt")
-    results: Results = {}
+    content: dict[str, Any] = {}
+    well = True
     try:
         with console.status("starting") as status:
-            bench = Bench(server, folder, size, status.update)
-            for name in options.only:
-                results |= getattr(bench, name)()
+            facts, results = _measure_plugin(options.only, folder, size, status.update)
+            if "recovery" in options.only:
+                content, well = _measure_recovery(console, folder, options.rounds, status.update, results)
     finally:
-        server.close()
         shutil.rmtree(folder, ignore_errors=True)
-    facts = _facts(size, bench, load, time.time() - began)
-    console.print(_table(results))
+    facts |= {"load_before": round(load, 1), "load_after": round(os.getloadavg()[0], 1)}  # the benchmark's own included
+    facts["bench_seconds"] = round(time.time() - began)
+    if any(name in WHAT for name in results):
+        console.print(_table({name: one for name, one in results.items() if name in WHAT}))
     console.print("  ".join(f"{name} {value}" for name, value in facts.items() if not isinstance(value, (dict, list))))
     output = Path(options.output)
     output.parent.mkdir(parents=True, exist_ok=True)
-    content = {"machine": facts, **{name: one.as_json() for name, one in results.items()}}
-    output.write_text(json.dumps(content, indent=2) + "\n")
+    for name, one in results.items():
+        group, _, key = name.rpartition(".")
+        (content.setdefault(group, {}) if group else content)[key] = one.as_json()
+    output.write_text(json.dumps({"machine": facts, **content}, indent=2) + "\n")
     console.print(f"written to {output}")
+    if not well:
+        sys.exit("a recovery of ours has failed or was not bit-equal")
+
+
+def _measure_plugin(parts: Sequence[str], folder: Path, size: Size, say: Say) -> tuple[dict[str, Any], Results]:
+    """What it costs, and how it dumps; facts and results."""
+    results: Results = {}
+    facts = _facts(size)
+    wanted = [name for name in parts if name != "recovery"]
+    if not wanted:
+        return facts, results
+    server = ForkServer(folder / "server.txt")
+    try:
+        bench = Bench(server, folder, size, say)
+        for name in wanted:
+            results |= getattr(bench, name)()
+    finally:
+        server.close()
+    facts["step_seconds"] = {name: round(value, 5) for name, value in bench.step_seconds.items()}
+    facts["dumped"] = bench.dumped
+    return facts, results
+
+
+def _measure_recovery(
+    console: Console, folder: Path, rounds: int, say: Say, results: Results
+) -> tuple[dict[str, Any], bool]:
+    """Recoveries side by side. Adds to the results.
+
+    Returns:
+        What goes into the file beside them; whether our own are in order.
+    """
+    everybody = contenders()
+    bench = RecoveryBench(folder, rounds, [one for one in everybody if one.available()], say)
+    found = bench.measure()
+    results |= found
+    for table in (recovery_table(bench, everybody, found), phase_table(bench, found)):
+        console.print(table)
+    for name in TARGETS:
+        if name in found:
+            console.print(f"{name}: {found[name].shown()[0]}, {verdict(name, found[name])}")
+    for note in notes(bench, everybody):
+        console.print(note, markup=False)
+    content = {
+        "bit_equal": bench.bit_equal,
+        "ranks_after": {name: sorted({o.world_after for o in by.values()}) for name, by in bench.outcomes.items()},
+        "failures": {name: len(texts) for name, texts in bench.failures.items()},
+        "peers": {one.name: one.version for one in everybody if one.version},
+    }
+    return content, ours_is_well(bench)
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = ("steps", "dump", "kill")
-    parser.add_argument("--only", nargs="+", choices=parts, default=parts, help="parts to measure")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts to measure")
     parser.add_argument("--quick", action="store_true", help="few runs: to see that it works")
+    parser.add_argument("--rounds", type=int, help="jobs of each contender in which a rank is killed (default 3)")
     parser.add_argument("--ranks", type=int, help="data-parallel size; even")
     parser.add_argument("--layers", type=int, help="layers of the model whose steps are measured")
     parser.add_argument("--sequence", type=int, help="tokens of a sample")
     parser.add_argument("--output", default=ROOT / "build" / "bench.json")
     parser.add_argument("--folder", default=None, help="on the disk that is to be measured; default: the temporary one")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    options.rounds = options.rounds or (1 if options.quick else 3)
+    return options
 
 
 def _given(options: argparse.Namespace, *names: str) -> dict[str, int]:
     return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
 
 
-def _facts(size: Size, bench: Bench, load: float, seconds: float) -> dict[str, Any]:
+def _facts(size: Size) -> dict[str, Any]:
     return {
         "cores": len(os.sched_getaffinity(0)),
-        "load_before": round(load, 1),
-        "load_after": round(os.getloadavg()[0], 1),  # the benchmark's own included
         "python": platform.python_version(),
         "torch": importlib.metadata.version("torch"),
         "megatron": importlib.metadata.version("megatron-core"),
         "hidden_size": size.hidden,
         "ranks": size.ranks,
-        "bench_seconds": round(seconds),
         "size": asdict(size),
-        "step_seconds": {name: round(value, 5) for name, value in bench.step_seconds.items()},
-        "dumped": bench.dumped,
     }
 
 
@@ -129,21 +182,8 @@ def _table(results: Results) -> Table:
     for name in ("", "median", "95 % interval of it", "minimum", "maximum", "runs", "target"):
         table.add_column(name, justify="left" if not name else "right")
     for name, summary in results.items():
-        table.add_row(WHAT[name], *summary.shown(), _verdict(name, summary))
+        table.add_row(WHAT[name], *summary.shown(), verdict(name, summary))
     return table
-
-
-def _verdict(name: str, summary: Summary) -> str:
-    """Whether the target is met; a median on the right side of it proves nothing while its interval holds both."""
-    target = TARGETS.get(name)
-    if target is None:
-        return ""
-    shown = replace(summary, median=target).shown()[0]
-    if summary.high < target:
-        return f"[green]met: < {shown}[/]"
-    if summary.low > target:
-        return f"[red]missed: < {shown}[/]"
-    return f"[yellow]open: < {shown}[/]"
 
 
 if __name__ == "__main__":

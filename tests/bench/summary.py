@@ -14,7 +14,7 @@ class Summary:
     """What is reported of one quantity.
 
     low, high: 95 % confidence interval of the median.
-    unit: "s" (seconds), "s/s" (seconds a second) or "fraction" (0.004 is 0.4 %) or "ratio" (1.0 is equal).
+    unit: "s" (seconds), "s/s" (seconds a second), "steps", "fraction" (0.004 is 0.4 %) or "ratio" (1.0 is equal).
     """
 
     unit: str
@@ -80,6 +80,8 @@ def _shown(value: float, unit: str) -> str:
         return f"{100 * value:+.2f} %"
     if unit == "ratio":
         return f"{value:.2f} x"
+    if unit == "steps":
+        return f"{value:.1f} steps"
     if unit == "s/s":
         return f"{1e3 * value:.3f} ms/s"
     return f"{value:.2f} s" if value >= 1 else f"{1e3 * value:.3f} ms"

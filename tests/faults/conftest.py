@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from support.jobs import RANKS, ForkServer, Job, JobSpec, start_ttprun
+from support.jobs import ForkServer, Job, JobSpec, start_ttprun
 from support.tiny_gpt import tiny_gpt_args
 
 Version = Literal["0.19", "0.12"]
@@ -44,7 +45,7 @@ class Starter:
         environ: Mapping[str, str] | None = None,
         options: Sequence[str] = ("--standalone",),
         really: bool = False,
-        blanks: int = RANKS,
+        blanks: int | None = None,
         plugin: bool = True,
         **gpt: Any,
     ) -> Job:
@@ -70,6 +71,11 @@ class Starter:
     def elsewhere(self, folder: Path) -> Starter:
         """The same for another folder."""
         return Starter(folder, self._server, self._text, self._megatron)
+
+    @property
+    def megatron(self) -> Version:
+        """Version of Megatron."""
+        return self._megatron
 
     def begin_from(self, save: Path) -> None:
         """Take over the checkpoints of another job."""
@@ -99,6 +105,33 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Vers
     yield server
     for one in running.values():
         one.close()
+
+
+class UnbrokenRuns:
+    """Runs without a fault, made when a test first asks for one.
+
+    Args:
+        new_folder: makes an empty folder.
+    """
+
+    def __init__(self, new_folder: Callable[[], Path]) -> None:
+        self._new_folder = new_folder
+        self._jobs: dict[tuple[Version, str], Job] = {}
+
+    def of(self, starter: Starter, **gpt: Any) -> Job:
+        """The one with these arguments, which are those of tiny_gpt_args."""
+        key = (starter.megatron, json.dumps(gpt, sort_keys=True))
+        if key not in self._jobs:
+            self._jobs[key] = starter.elsewhere(self._new_folder()).run("unbroken", **gpt)
+        job = self._jobs[key]
+        assert job.code == 0, job.story()
+        return job
+
+
+@pytest.fixture(scope="session")
+def unbroken_runs(tmp_path_factory: pytest.TempPathFactory) -> UnbrokenRuns:
+    """Runs without a fault."""
+    return UnbrokenRuns(lambda: tmp_path_factory.mktemp("unbroken"))
 
 
 @pytest.fixture

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -15,8 +17,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mindio_tft_patch.launch.demo_job import Step
-from mindio_tft_patch.launch.demo_report import Findings, Part, compare
+from mindio_tft_patch.launch.demo_checkpoints import Part, compare
+from mindio_tft_patch.launch.demo_faults import choose, what, when
+from mindio_tft_patch.launch.demo_in_place import InPlace
+from mindio_tft_patch.launch.demo_job import RANKS, Step
+from mindio_tft_patch.launch.demo_report import Findings
+from mindio_tft_patch.launch.drill.findings import Comparison, Outcome, Recovery, Report, Run, Verdict
 
 STEPS = 8
 DEMO = [sys.executable, "-m", "mindio_tft_patch.launch.demo"]
@@ -24,7 +30,7 @@ DEMO = [sys.executable, "-m", "mindio_tft_patch.launch.demo"]
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*DEMO, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=400, check=False
+        [*DEMO, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=900, check=False
     )
 
 
@@ -61,20 +67,50 @@ def test_it_ends_well_and_the_report_tells_of_a_kill_a_checkpoint_and_no_lost_st
     assert (out / "checkpoints/latest_checkpointed_iteration.txt").read_text() == str(STEPS)
 
 
+def test_three_faults_of_one_run_are_repaired_in_place_and_told_in_plain_words(
+    done: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
+    output = done[0].stdout
+    assert "on purpose: rank 2 loses its process (SIGKILL)" in output
+    assert re.search(r"^ rank 2 loses its process \(SIGKILL\) +respawn: +\d+ +\d+\.\d\d +0 *$", output, re.MULTILINE)
+    for words in (r"rank [013] has a memory error in its optimizer state", r"rank [013] loses all its connections"):
+        assert re.search(rf"on purpose: {words}", output)
+        assert re.search(rf"^ {words} +retry: +\d+ +\d+\.\d\d +0 *$", output, re.MULTILINE)
+    assert f"{STEPS} of {STEPS} lines of its training log equal those of the unbroken run" in output
+
+
+def test_the_repaired_job_has_logged_its_recoveries_and_saved_nothing_on_the_way(
+    done: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
+    folder = done[1] / "in_place"
+    lines = [json.loads(line) for log in (folder / "logs").glob("*.jsonl.*") for line in log.open()]
+    records = sorted((one for one in lines if one.get("record") == "recovery"), key=lambda one: float(one["time"]))
+    assert [record["strategy"] for record in records] == ["respawn", "retry", "retry"]
+    assert [path.name for path in (folder / "checkpoints").glob("iter_*")] == [f"iter_{STEPS:07d}"]
+
+
+def test_the_repairs_are_told_on_a_web_page(done: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    process, out = done
+    assert f"The three repairs as a web page: {out / 'report.html'}" in process.stdout
+    page = (out / "report.html").read_text()
+    assert "Every fault was dealt with as documented." in page and page.count("repaired in place</td>") == 3
+
+
 def test_every_part_of_the_final_checkpoints_is_compared_and_equal(
     done: tuple[subprocess.CompletedProcess[str], Path],
 ) -> None:
     output = done[0].stdout
     for part in ("weights", "optimizer: main parameters", "optimizer: exp_avg", "optimizer: exp_avg_sq"):
-        number, verdict = _fact(output, part).split()
-        assert int(number.replace(",", "")) > 100_000 and verdict == "equal"
+        number, *verdicts = _fact(output, part).split()
+        assert int(number.replace(",", "")) > 100_000 and verdicts == ["equal", "equal"]
     for part in ("optimizer: step, learning rate, groups", "random generator states", "scheduler, samples, iteration"):
-        assert _fact(output, part).endswith("equal")
+        assert re.search(r"equal +equal$", _fact(output, part))
 
 
 def test_phases_of_the_recovery_are_shown_in_order(done: tuple[subprocess.CompletedProcess[str], Path]) -> None:
-    shown = re.findall(r"s\] (stop|clean|dump): done", done[0].stdout)
-    assert shown == ["stop", "clean", "dump"]
+    shown = re.findall(r"s\] (stop|clean|rebuild|repair|rollback|resume|dump): done", done[0].stdout)
+    in_place = ["stop", "clean", "rebuild", "repair", "rollback", "resume"]
+    assert shown == [*in_place * 3, "stop", "clean", "dump"]
 
 
 def test_the_killed_job_has_logged_the_record_of_its_recovery(
@@ -95,7 +131,21 @@ def test_checkpoints_of_two_steps_are_not_called_equal(done: tuple[subprocess.Co
 
 
 _CURVE = {number: Step(number, f"{6 - number / 10:.6E}", 0.1) for number in range(1, 9)}
+_FAULTS = choose(40, 2, random.Random(1))
+_RECOVERY = Recovery(10.0, 11.0, "retry", 5, 0, 1, {"stop": 0.1}, "", "")
+_REPORT = Report(
+    command="",
+    schedule="",
+    ranks=RANKS,
+    runs=(Run(0.0, 20.0, 0),),
+    outcomes=tuple(Outcome(number, fault, Verdict.IN_PLACE, 9.9, _RECOVERY) for number, fault in enumerate(_FAULTS)),
+    recoveries=(_RECOVERY,),
+    comparison=Comparison(equal=8),
+)
+_PARTS = [Part("weights", 10, ())]
 _GOOD = Findings(
+    in_place=InPlace(_REPORT, _PARTS),
+    repaired=_CURVE,
     killed=(2, 1234),
     after=(4, 0.1),
     saved_step=4,
@@ -105,8 +155,12 @@ _GOOD = Findings(
     phase_seconds={"dump": 0.5},
     unbroken=_CURVE,
     broken=_CURVE,
-    parts=[Part("weights", 10, ())],
+    parts=_PARTS,
 )
+
+
+def _in_place(**change: object) -> dict[str, object]:
+    return {"in_place": InPlace(replace(_REPORT, **change), _PARTS)}  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -119,6 +173,14 @@ _GOOD = Findings(
         ({"broken": {number: _CURVE[number] for number in (1, 2, 3, 4, 5, 7, 8)}}, "in one training log only"),
         ({"parts": [Part("weights", 10, ("embedding: other values",))]}, "weights differ: embedding"),
         ({"parts": [Part("weights", 0, ())]}, "weights was not in the checkpoints"),
+        (
+            {"in_place": InPlace(_REPORT, [Part("weights", 10, ("embedding: other values",))])},
+            "repairs, weights differ",
+        ),
+        (_in_place(comparison=Comparison(equal=7, different=(8,))), "the training log of step 8 differs"),
+        (_in_place(recoveries=(replace(_RECOVERY, recomputed_steps=2),)), "2 completed step(s) were computed again"),
+        (_in_place(outcomes=(Outcome(0, _FAULTS[0], Verdict.SAVED, 9.9),)), "saved by a dump, not repaired in place"),
+        (_in_place(outcomes=(Outcome(0, _FAULTS[0], Verdict.NOT_REACHED),)), "fault 1 has not happened"),
     ],
 )
 def test_whatever_is_not_as_promised_is_a_problem(change: dict[str, object], problem: str) -> None:
@@ -130,6 +192,17 @@ def test_whatever_is_not_as_promised_is_a_problem(change: dict[str, object], pro
 def test_a_step_that_was_saved_but_not_printed_is_no_problem() -> None:
     without = {number: step for number, step in _CURVE.items() if number != 5}
     assert not replace(_GOOD, saved_step=5, resumed_at=6, broken=without).problems()
+
+
+@pytest.mark.parametrize("steps", [8, 40, 1000])
+def test_the_faults_are_of_three_kinds_on_three_ranks_apart_from_each_other(steps: int) -> None:
+    for seed in range(20):
+        faults = choose(steps, 2, random.Random(seed))
+        assert [fault.kind for fault in faults] == ["sigkill", "memory_moments", "broken_sockets"]
+        assert faults[0].rank == 2 and len({fault.rank for fault in faults}) == 3
+        places = [0, *(fault.step for fault in faults), steps]
+        assert all(later - earlier >= 2 for earlier, later in itertools.pairwise(places))
+        assert all("step" in when(fault) and str(fault.rank) in what(fault) for fault in faults)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from support.jobs import Job
 from support.matrix import Case
 
 if TYPE_CHECKING:
-    from faults.conftest import Starter
+    from faults.conftest import Starter, UnbrokenRuns
 
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(400)]
 
@@ -25,35 +25,13 @@ CASES = matrix.selected()
 PAIRS = [(case, "0.19") for case in CASES] + [(case, "0.12") for case in CASES[::3]]
 
 
-class Unbroken:
-    """Runs without a fault, by version and job."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._jobs: dict[tuple[str, tuple[str, str]], Job] = {}
-
-    def of(self, case: Case, megatron: str, starter: Starter) -> Job:
-        """The one to compare a case with."""
-        key = (megatron, case.job)
-        if key not in self._jobs:
-            place = self._folder / "-".join((megatron, *case.job))
-            self._jobs[key] = starter.elsewhere(place).run("unbroken", **case.arguments(megatron))
-        job = self._jobs[key]
-        assert job.code == 0, job.story()
-        return job
-
-
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Unbroken:
-    """Runs without a fault."""
-    return Unbroken(tmp_path_factory.mktemp("unbroken"))
-
-
 @pytest.mark.parametrize(
     ("case", "megatron"), PAIRS, ids=[f"{case.name}-{version}" for case, version in PAIRS], indirect=["megatron"]
 )
-def test_a_killed_rank_costs_no_completed_step(case: Case, megatron: str, starter: Starter, unbroken: Unbroken) -> None:
-    expected = unbroken.of(case, megatron, starter)
+def test_a_killed_rank_costs_no_completed_step(
+    case: Case, megatron: str, starter: Starter, unbroken_runs: UnbrokenRuns
+) -> None:
+    expected = unbroken_runs.of(starter, **case.arguments(megatron))
 
     broken = starter.run("broken", case.moment.schedule(case.rank), **case.arguments(megatron))
     check_promise(broken, starter.save, case)

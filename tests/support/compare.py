@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from support.final_state import differences
 from support.jobs import RANKS, Job
 
@@ -45,3 +47,27 @@ def differences_of_logs(unbroken: Job, broken: Job, resumed: Job, step: int, sta
         if actual != lines:
             found.append(f"iteration {iteration}: {actual} instead of {lines}")
     return found + [f"iteration {one} is logged again" for one in sorted(after) if one <= step]
+
+
+def differences_in_place(
+    unbroken: Job, mended: Job, again: Collection[int] = (), *, lines_may_repeat: bool = False
+) -> list[str]:
+    """What a run that was mended while it stayed up does not have in common with one without a fault.
+
+    Final states bit by bit; every log line and every line about an evaluation, once and with the same text.
+
+    again: iterations whose log lines must be there twice, because a checkpoint was loaded.
+    lines_may_repeat: the node of the rank that prints was lost, and with it the knowledge of what it had printed.
+    """
+    found = differences_of_runs(unbroken, mended)
+    expected, actual = unbroken.losses(), mended.losses()
+    for iteration in sorted({*expected, *actual}):
+        lines = expected.get(iteration, []) * (2 if iteration in again else 1)
+        found_lines = actual.get(iteration, [])
+        if lines_may_repeat:
+            found_lines = sorted(set(found_lines))
+        if found_lines != lines:
+            found.append(f"iteration {iteration}: {actual.get(iteration)} instead of {lines}")
+    if not lines_may_repeat and mended.validations() != unbroken.validations():
+        found.append(f"evaluations: {mended.validations()} instead of {unbroken.validations()}")
+    return found

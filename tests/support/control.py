@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from mindio_tft_patch.controller.events import Event, Instruction, Received, Send, Terminate, Tick, agent, processor
+from mindio_tft_patch.controller.events import (
+    Event,
+    Instruction,
+    Log,
+    Received,
+    Send,
+    Terminate,
+    Tick,
+    agent,
+    processor,
+)
 from mindio_tft_patch.controller.machine import Machine
 from mindio_tft_patch.controller.options import Options
 from mindio_tft_patch.protocol.messages import (
@@ -13,16 +23,20 @@ from mindio_tft_patch.protocol.messages import (
     FaultReport,
     Finished,
     Heartbeat,
+    Plan,
     Progress,
     Ready,
     Register,
     ReplicaSet,
     Role,
     UpMessage,
+    Welcome,
 )
 from mindio_tft_patch.protocol.phases import Activity, FaultKind, Phase, Strategy
 
 DUMP_ONLY = (Strategy.DUMP,)
+EVERYTHING = (Strategy.RETRY, Strategy.RESPAWN, Strategy.RELOAD, Strategy.DUMP)
+AFTER_CLEAN = (Phase.REBUILD, Phase.REPAIR, Phase.ROLLBACK, Phase.RESUME)
 
 
 def register(rank: int, world_size: int = 4, pid: int | None = None) -> Register:
@@ -36,13 +50,17 @@ def progress(
 
 
 class Job:
-    """Four ranks, replica sets (0, 2) and (1, 3), one agent; everything at step 5 unless told otherwise."""
+    """Four ranks, replica sets (0, 2) and (1, 3), one agent; everything at step 5 unless told otherwise.
+
+    nodes: agents among which the ranks are shared evenly.
+    """
 
     def __init__(
         self,
         *,
         world_size: int = 4,
         with_agent: bool = True,
+        nodes: int = 1,
         ready: tuple[int, ...] | None = None,
         start_step: int = 0,
         strategies: tuple[Strategy, ...] = DUMP_ONLY,
@@ -54,14 +72,39 @@ class Job:
         self.world_size = world_size
         self.half = world_size // 2
         self.outbox: list[Instruction] = []
-        if with_agent:
-            ranks = tuple(range(world_size))
-            self.feed(Received(agent(0), Register(Role.AGENT, -1, world_size, 99, "a", 0, ranks)))
+        self.per_node = world_size // nodes
+        self.dark: set[int] = set()  # nodes whose agent gives no sign of life
+        self.pids = 1000
+        for node in range(nodes if with_agent else 0):
+            self.launches(node, pid=99 - node)
         for rank in range(world_size):
             self.say(rank, register(rank, world_size))
         for rank in range(world_size) if ready is None else ready:
             self.say(rank, Ready(rank, start_step, (self.set_of(rank),), strategies))
         self.outbox.clear()
+
+    def launches(self, node: int, pid: int | None = None) -> None:
+        """The agent of a node registers, as a new process unless told otherwise."""
+        self.pids += 1
+        ranks = tuple(range(node * self.per_node, (node + 1) * self.per_node))
+        self.dark.discard(node)
+        self.feed(Received(agent(node), Register(Role.AGENT, -1, self.world_size, pid or self.pids, "a", node, ranks)))
+
+    def registers_again(self, rank: int) -> Welcome:
+        """A new process of a rank registers."""
+        self.pids += 1
+        out = self.say(rank, register(rank, self.world_size, pid=self.pids))
+        welcomes = [one.message for one in out if isinstance(one, Send) and isinstance(one.message, Welcome)]
+        return welcomes[0]
+
+    def gets_ready(self, rank: int, strategies: tuple[Strategy, ...] = EVERYTHING) -> None:
+        self.say(rank, Ready(rank, 0, (self.set_of(rank),), strategies))
+
+    def comes_back(self, *ranks: int) -> None:
+        """New processes of these ranks register and become ready."""
+        for rank in ranks:
+            self.registers_again(rank)
+            self.gets_ready(rank)
 
     def set_of(self, rank: int) -> ReplicaSet:
         low = rank % self.half
@@ -82,10 +125,10 @@ class Job:
             self.say(rank, Heartbeat(rank, progress(step, activity, waiting)))
 
     def dies(self, rank: int, detail: str = "signal 9") -> list[Instruction]:
-        return self.feed(Received(agent(0), FaultReport(rank, FaultKind.PROCESS_DEATH, detail)))
+        return self.feed(Received(agent(rank // self.per_node), FaultReport(rank, FaultKind.PROCESS_DEATH, detail)))
 
-    def reports(self, rank: int, kind: FaultKind, detail: str = "") -> list[Instruction]:
-        return self.say(rank, FaultReport(rank, kind, detail))
+    def reports(self, rank: int, kind: FaultKind, detail: str = "", step: int | None = None) -> list[Instruction]:
+        return self.say(rank, FaultReport(rank, kind, detail, step))
 
     def terminate(self) -> None:
         self.feed(Terminate("SIGTERM"))
@@ -106,8 +149,9 @@ class Job:
             self.feed(Tick())
 
     def agent_beats(self) -> None:
-        for node, known in self.machine.roster.agents.items():
-            self.feed(Received(agent(node), known.registered))
+        for node, known in tuple(self.machine.roster.agents.items()):
+            if node not in self.dark:
+                self.feed(Received(agent(node), known.registered))
 
     def decides(self) -> None:
         """Let the window for reports pass."""
@@ -146,3 +190,25 @@ class Job:
         for phase in (Phase.STOP, Phase.CLEAN):
             self.done(phase, *ranks)
         self.done(Phase.DUMP, *ranks, detail=path)
+
+    def walks(self, *phases: Phase, ranks: tuple[int, ...] = (0, 1, 2, 3), **commit: int | None) -> None:
+        """Ranks walk through some phases."""
+        for phase in phases:
+            self.done(phase, *ranks, **commit)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the latest command that any rank got."""
+        sent = [one.message for one in self.outbox if isinstance(one, Send) and isinstance(one.message, Do)]
+        return sent[-1].plan
+
+    @property
+    def record(self) -> dict[str, object]:
+        """The record of the last recovery."""
+        records = [one.fields for one in self.outbox if isinstance(one, Log) and "record" in one.fields]
+        return records[-1]
+
+    @property
+    def log(self) -> str:
+        """All lines."""
+        return "\n".join(one.text for one in self.outbox if isinstance(one, Log))

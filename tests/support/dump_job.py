@@ -66,7 +66,7 @@ def make_plan(sets: list[ReplicaSet], dead: list[int], step: int) -> Plan:
         for one in sets
         if set(one.ranks) & set(alive)
     )
-    return Plan(Strategy.DUMP, "test", step, tuple(dead), alive, sources)
+    return Plan(Strategy.DUMP, "test", step, faulty=tuple(dead), participants=alive, sources=sources)
 
 
 def spoil_foreign_shards(optimizer: Any) -> None:

@@ -27,7 +27,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Role = Callable[[], None]
@@ -40,6 +40,7 @@ _MODULES = (
     "mindio_tft_patch.adaptors.megatron.install",
     "mindio_tft_patch.launch.agent",
     "mindio_tft_patch.launch.ttprun",
+    "mindio_tft_patch.adaptors.injection.arm",
     "support.inject",
 )
 # What a job would import after its start; not every Megatron has all of it.
@@ -167,19 +168,34 @@ def run_launcher(argv: list[str], blanks: list[tuple[int, int]]) -> None:
     """Be ttprun, with blanks as the source of processes."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
 
-    from mindio_tft_patch.launch import ttprun
+    from mindio_tft_patch.launch import agent, ttprun
+    from mindio_tft_patch.launch.reserve import Standby
 
     assert threading.active_count() == 1
 
-    def popen(handler: Any, args: tuple[str, ...], environ: dict[str, str]) -> BlankProcess:
-        pid, writing = blanks.pop(0)
+    def next_blank() -> tuple[int, int]:
+        if not blanks:
+            raise OSError("the fork server has no blank left: ForkServer.start(blanks=...)")
+        return blanks.pop(0)
+
+    def popen(handler: Any, args: tuple[str, ...], env: dict[str, str]) -> BlankProcess:
+        pid, writing = next_blank()
         files = [None if file is None else file.name for file in (handler._stdout, handler._stderr)]
-        order = {"args": list(args), "environ": environ, "stdout": files[0], "stderr": files[1]}
+        order = {"args": list(args), "environ": env, "stdout": files[0], "stderr": files[1]}
         with os.fdopen(writing, "w") as pipe:
             json.dump(order, pipe)
         return BlankProcess(pid)
 
+    def standby(command: Sequence[str], environ: Mapping[str, str]) -> Standby:
+        """A blank is one already: all answers that it would give are in the pipe."""
+        pid, writing = next_blank()
+        answers, said = os.pipe()
+        os.write(said, b"ready\naccepted\n")
+        os.close(said)
+        return Standby(BlankProcess(pid), writing, answers)
+
     SubprocessHandler._popen = popen
+    agent.start_standby = standby
     sys.argv = ["ttprun", *argv]
     ttprun.main(argv)
 

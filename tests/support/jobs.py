@@ -24,6 +24,8 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "launch" / "pretrain_gpt.py"
 FLAG = "--enable-high-availability"
 RANKS = 4
+RESTARTING = frozenset({"--enable-worker-reboot", "--distributed-optimizer-no-replica"})
+_SPARE_BLANKS = 6
 
 _TIMES = re.compile(r"^\s*\[[^]]*\]|elapsed time per iteration \(ms\): [^|]*\||throughput per GPU [^|]*\|")
 _ITERATION = re.compile(r"iteration\s+(\d+)/")
@@ -46,6 +48,11 @@ class JobSpec:
     environ: Mapping[str, str] = field(default_factory=dict)
     options: Sequence[str] = ("--standalone",)
 
+    @property
+    def restarts(self) -> bool:
+        """Lost ranks are started anew while the others wait."""
+        return bool(RESTARTING & set(self.arguments))
+
     def command_line(self, script: Path = SCRIPT) -> list[str]:
         """Arguments of ttprun."""
         logs = ["--log-dir", str(self.folder / "out"), "--redirects", "3"]
@@ -62,6 +69,8 @@ class JobSpec:
             "TFT_COLLECT_SECONDS": "0.1",
             "TFT_TEST_FOLDER": str(self.folder / "trace"),
             "TFT_INJECT": self.inject,
+            # A process that takes the place of a lost one must not repeat what has happened.
+            **({"TFT_INJECT_STATE": str(self.folder / "fired")} if self.restarts else {}),
             **self.environ,
         }
 
@@ -112,6 +121,11 @@ class Job:
         for path in (self.folder / "trace").glob("pid-*"):
             pids[int(path.name[4:])] = int(path.read_text())
         return pids
+
+    def processes(self, rank: int) -> list[int]:
+        """All processes that have been a rank, in order."""
+        path = self.folder / "trace" / f"pids-{rank}.txt"
+        return [int(line) for line in path.read_text().split()] if path.exists() else []
 
     def kill(self) -> None:
         """End whatever is left."""
@@ -177,6 +191,10 @@ class Job:
             if found and "lm loss" in line:
                 lines.setdefault(int(found[1]), []).append(_TIMES.sub("", line).strip())
         return lines
+
+    def validations(self) -> list[str]:
+        """Megatron's lines about evaluations, in order."""
+        return [line.strip() for line in self.output(RANKS - 1).splitlines() if "validation loss at" in line]
 
     def story(self) -> str:
         """Everything that helps to understand a failure, shortened."""
@@ -257,11 +275,14 @@ class ForkServer:
         self._ready = False
         self.codes: dict[int, int] = {}
 
-    def start(self, spec: JobSpec, blanks: int = RANKS) -> Job:
+    def start(self, spec: JobSpec, blanks: int | None = None) -> Job:
         """Start a job.
 
-        blanks: processes to keep ready; more than the ranks when the launcher restarts them.
+        blanks: processes to keep ready, for ranks, for those that take their place, and for stand-bys; by default a
+            few more than the ranks if the job restarts lost ranks.
         """
+        if blanks is None:
+            blanks = RANKS + (_SPARE_BLANKS if spec.restarts else 0)
         spec.folder.mkdir(parents=True, exist_ok=True)
         self._await(lambda: self._ready, 120.0)
         self._number += 1

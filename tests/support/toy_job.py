@@ -2,6 +2,8 @@
 
     toy_job.py --steps 20 --die 1:5:SIGKILL          plain: rank 1 kills itself at step 5
     toy_job.py --plugin --enable-high-availability   ranks register, obey the controller, "dump" a small file
+    toy_job.py --plugin --enable-high-availability --enable-worker-reboot
+                                                     ranks offer respawn too; each --die happens once in the whole job
 
 Every rank writes the numbers of its steps to standard output, flushed.
 """
@@ -21,10 +23,16 @@ from pathlib import Path
 STEP_SECONDS = 0.05
 
 
+def say(text: str) -> None:
+    """A line in one write: print() makes two of it, and lines of several ranks would mingle."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--die", default="", help="rank:step:SIGNAL, rank:step:<exit code> or rank:step:raise")
+    parser.add_argument("--die", default="", help="list of rank:step:SIGNAL, rank:step:<exit code>, rank:step:raise")
     parser.add_argument("--attempts", type=int, default=1, help="attempts in which --die happens")
     parser.add_argument("--plugin", action="store_true")
     parser.add_argument("--gloo", action="store_true", help="meet in a real process group and reduce once")
@@ -33,15 +41,31 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--record", action="store_true", help="write torchelastic's error file")
     parser.add_argument("--save", type=Path, default=None)
     parser.add_argument("--enable-high-availability", action="store_true")
+    parser.add_argument("--enable-worker-reboot", action="store_true")
     return parser.parse_args()
 
 
 def die_if_due(options: argparse.Namespace, rank: int, step: int) -> None:
     if not options.die or int(os.environ["TORCHELASTIC_RESTART_COUNT"]) >= options.attempts:
         return
-    who, when, how = options.die.split(":")
-    if (rank, step) != (int(who), int(when)):
-        return
+    for one in options.die.split(","):
+        who, when, how = one.split(":")
+        if (rank, step) == (int(who), int(when)) and first_time(options, one):
+            die(how)
+
+
+def first_time(options: argparse.Namespace, what: str) -> bool:
+    """A process that takes the place of a dead one must not die of the same."""
+    if not options.enable_worker_reboot:
+        return True
+    try:
+        (options.save / f"happened-{what}").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def die(how: str) -> None:
     if how == "raise":
         raise RuntimeError("the toy job was told to raise")
     if how.isdecimal():
@@ -70,6 +94,7 @@ class ToyHandlers:
         self.options, self.rank, self.stopping = options, rank, stop
         self.board = ProgressBoard()
         self.sets = (ReplicaSet("dense", tuple(range(world_size))),)
+        self.meetings = "first"  # a name of their own for the gates after each recovery
 
     def replica_sets(self):
         return self.sets
@@ -77,7 +102,7 @@ class ToyHandlers:
     def strategies(self):
         from mindio_tft_patch.protocol.phases import Strategy
 
-        return (Strategy.DUMP,)
+        return (Strategy.RESPAWN, Strategy.DUMP) if self.options.enable_worker_reboot else (Strategy.DUMP,)
 
     def commit_state(self):
         return self.board.commit
@@ -96,6 +121,26 @@ class ToyHandlers:
             self.board.set_commit(CommitState(step=plan.target_step))
         return Outcome()
 
+    def rebuild(self, plan):
+        from mindio_tft_patch.processor.handlers import Outcome
+
+        return Outcome()
+
+    repair = rebuild
+
+    def rollback(self, plan):
+        from mindio_tft_patch.processor.handlers import Outcome
+        from mindio_tft_patch.protocol.messages import CommitState
+
+        self.board.set_commit(CommitState(step=plan.target_step))
+        return Outcome()
+
+    def resume(self, plan):
+        from mindio_tft_patch.processor.handlers import Outcome
+
+        self.meetings = f"attempt {self.attempt()}"
+        return Outcome()
+
     def dump(self, plan):
         from mindio_tft_patch.processor.handlers import Outcome
 
@@ -105,10 +150,23 @@ class ToyHandlers:
         return Outcome(detail=str(path))
 
 
+def wait_for_all(store, world_size: int) -> None:
+    store.add("toy/ready", 1)
+    while int(store.add("toy/ready", 0)) < world_size:
+        time.sleep(0.02)
+
+
+def be_stubborn() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        time.sleep(0.1)
+
+
 def run_plugin(options: argparse.Namespace, rank: int, world_size: int) -> None:
     # The import would patch Megatron when it sees the flag; there is no Megatron in this job.
-    sys.argv = [word for word in sys.argv if word != "--enable-high-availability"]
+    sys.argv = [word for word in sys.argv if not word.startswith("--enable-")]
     from mindio_tft_patch.adaptors.job_store import open_job_store
+    from mindio_tft_patch.adaptors.orphans import die_with_parent
     from mindio_tft_patch.config import process_config
     from mindio_tft_patch.errors import Interrupted
     from mindio_tft_patch.processor.client import Client
@@ -117,6 +175,8 @@ def run_plugin(options: argparse.Namespace, rank: int, world_size: int) -> None:
     from mindio_tft_patch.protocol.messages import CommitState, Ready
     from mindio_tft_patch.protocol.phases import Activity
 
+    die_with_parent()
+    say(f"rank {rank} is process {os.getpid()}")
     stop = threading.Event()
     handlers = ToyHandlers(options, rank, world_size, stop)
     config = process_config(os.environ)
@@ -129,37 +189,41 @@ def run_plugin(options: argparse.Namespace, rank: int, world_size: int) -> None:
         world_size=world_size,
         on_stop=handlers.stop,
     )
+    handlers.attempt = lambda: client.attempt
     client.start()
     atexit.register(client.close)
     client.ready(Ready(rank, 0, handlers.sets, handlers.strategies()))
-    store.add("toy/ready", 1)
-    while int(store.add("toy/ready", 0)) < world_size:
-        time.sleep(0.02)
-    print(f"rank {rank} ready", flush=True)
+    returning = [True] if client.returning else []
+    if not returning:
+        wait_for_all(store, world_size)
+    say(f"rank {rank} {'returns' if returning else 'ready'}")
     if options.stubborn == rank:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        while True:
-            time.sleep(0.1)
+        be_stubborn()
 
     def body() -> None:
+        if returning:
+            returning.clear()
+            raise Interrupted
         handlers.board.enter(Activity.COMPUTE)
-        for step in range(1, options.steps + 1):
+        for step in range(handlers.board.commit.step + 1, options.steps + 1):
             die_if_due(options, rank, step)
             time.sleep(STEP_SECONDS)
             handlers.board.set_commit(CommitState(step=step - 1, at_gate=step))
             # The commit gate: as in a real job no rank is ever more than one step ahead.
-            store.add(f"toy/gate/{step}", 1)
+            gate = f"toy/gate/{handlers.meetings}/{step}"
+            store.add(gate, 1)
             with handlers.board.in_collective():
-                while int(store.add(f"toy/gate/{step}", 0)) < world_size:
+                while int(store.add(gate, 0)) < world_size:
                     if stop.is_set():
                         raise Interrupted
                     time.sleep(0.01)
             handlers.board.set_commit(CommitState(step=step))
+            say(f"rank {rank} step {step}")
             if stop.is_set():
                 raise Interrupted
         client.finished()
 
-    Guard(client, handlers, handlers.board, patience_seconds=15.0).run(body)
+    Guard(client, handlers, handlers.board, patience_seconds=60.0 if options.enable_worker_reboot else 15.0).run(body)
 
 
 def main() -> None:
@@ -167,7 +231,7 @@ def main() -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if options.child:
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
-        print(f"child {child.pid}", flush=True)
+        say(f"child {child.pid}")
     if options.gloo:
         meet()
     if options.plugin:
@@ -176,7 +240,7 @@ def main() -> None:
         for step in range(1, options.steps + 1):
             die_if_due(options, rank, step)
             time.sleep(STEP_SECONDS)
-    print(f"rank {rank} done attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", flush=True)
+    say(f"rank {rank} done attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}")
 
 
 if __name__ == "__main__":

@@ -64,5 +64,5 @@ def client(
         made.close()
 
 
-def ready(rank: int, world_size: int) -> Ready:
-    return Ready(rank, 0, (ReplicaSet("dense", tuple(range(world_size))),), (Strategy.DUMP,))
+def ready(rank: int, world_size: int, strategies: tuple[Strategy, ...] = (Strategy.DUMP,)) -> Ready:
+    return Ready(rank, 0, (ReplicaSet("dense", tuple(range(world_size))),), strategies)

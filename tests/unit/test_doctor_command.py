@@ -40,6 +40,12 @@ def test_torchruns_options_are_read_without_torchrun() -> None:
     assert (launch.script, launch.script_args, launch.world_size) == ("train", ("--save", "x"), 16)
 
 
+@pytest.mark.parametrize("standby", ["--standby", "--standby 2", "--standby=2"])
+def test_the_number_of_stand_bys_may_be_left_out(standby: str) -> None:
+    launch = read_leniently(f"--nnodes 2 {standby} --nproc-per-node 4 a.py --save x".split())
+    assert (launch.world_size, launch.script) == (8, "a.py")
+
+
 @pytest.mark.parametrize("options", ["--standalone --nproc-per-node 4", "--nproc-per-node 4"])
 def test_a_job_of_one_node_without_a_port_takes_a_free_one(options: str) -> None:
     launch = read_leniently(f"{options} a.py".split())

@@ -8,10 +8,35 @@ from typing import Any
 import pytest
 
 from mindio_tft_patch.adaptors.doctor.layout import Layout, layout_of
-from mindio_tft_patch.adaptors.doctor.outcomes import NOTHING, OLDER, SAVED, Job, foresee
+from mindio_tft_patch.adaptors.doctor.outcomes import ANEW, NOTHING, OLDER, RELOADED, REPAIRED, SAVED, Job, foresee
 from mindio_tft_patch.adaptors.doctor.sizes import checkpoint_bytes, in_words, parameters
+from mindio_tft_patch.controller import decide
+from mindio_tft_patch.controller.options import Options
+from mindio_tft_patch.controller.roster import LOSING, Fault, Roster
+from mindio_tft_patch.protocol.messages import Ready, Register, Role
+from mindio_tft_patch.protocol.phases import FaultKind, Strategy
 
 SHARDED = {"use_distributed_optimizer": True}
+BOTH = {"repairs": True, "reboots": True}
+# Fault in the table -> kind, and ranks that have it.
+FAULTS = {
+    "death of one process": (FaultKind.PROCESS_DEATH, (2,)),
+    "death of rank 0": (FaultKind.PROCESS_DEATH, (0,)),
+    "both holders": (FaultKind.PROCESS_DEATH, (0, 2)),
+    "two processes": (FaultKind.PROCESS_DEATH, (0, 2)),
+    "on-chip memory error": (FaultKind.MEMORY, (1,)),
+    "network error": (FaultKind.NETWORK, (3,)),
+    "a rank that hangs": (FaultKind.HANG, (3,)),
+    "exception": (FaultKind.EXCEPTION, (0,)),
+    "SIGTERM": (FaultKind.TERMINATED, (0,)),
+}
+OUTCOMES = {
+    Strategy.RETRY: REPAIRED,
+    Strategy.RESPAWN: ANEW,
+    Strategy.RELOAD: RELOADED,
+    Strategy.DUMP: SAVED,
+    Strategy.EXIT: OLDER,
+}
 
 
 def layout(world: int, per_node: int, copies: int = 2, **arguments: Any) -> Layout:
@@ -91,6 +116,72 @@ def test_without_replicas_only_what_leaves_all_processes_alive_is_saved() -> Non
     assert outcome(job, "a rank that hangs") == OLDER
     assert outcome(job, "exception") == SAVED
     assert outcome(job, "SIGTERM") == SAVED
+
+
+def decided(job: Job, kind: FaultKind, ranks: tuple[int, ...]) -> str:
+    """What the controller would choose."""
+    assert job.layout is not None
+    now, options = 1000.0, Options(world_size=4)
+    roster = Roster(options)
+    if job.agent:
+        roster.register(Register(Role.AGENT, -1, 4, 9, "a", 0, (0, 1, 2, 3)), now)
+    offered = {Strategy.RETRY: job.repairs, Strategy.RESPAWN: job.reboots, Strategy.RELOAD: job.reboots or job.reloads}
+    strategies = (*(strategy for strategy, on in offered.items() if on), Strategy.DUMP)
+    for rank, state in roster.ranks.items():
+        roster.register(Register(Role.PROCESSOR, rank, 4, 100 + rank, "a"), now)
+        state.ready = Ready(rank, 0, job.layout.sets, strategies)
+    faults = [Fault(rank, kind, "") for rank in ranks]
+    for rank, fault in zip(ranks, faults, strict=True):
+        if fault.losing:
+            roster.ranks[rank].lost = fault
+        elif kind is FaultKind.MEMORY:
+            roster.ranks[rank].suspect = "its memory had a fault"
+    return OUTCOMES[decide.choose_strategy(roster, faults, now, excluded={})[0].strategy]
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("launcher", ["ttprun", "torchrun"])
+@pytest.mark.parametrize("flags", [{}, {"repairs": True}, {"reboots": True}, BOTH, {"reloads": True}])
+def test_the_table_says_what_the_controller_will_decide(flags: dict[str, bool], launcher: str, copies: int) -> None:
+    job = Job(layout=layout(4, 4, copies=copies), launcher=launcher, **flags)  # type: ignore[arg-type]
+    for row in foresee(job):
+        for start, (kind, ranks) in FAULTS.items():
+            # Under torchrun rank 0 has the controller, which then decides nothing.
+            if row.fault.startswith(start) and not (launcher == "torchrun" and kind in LOSING and 0 in ranks):
+                assert row.outcome == decided(job, kind, ranks), row
+
+
+def test_with_both_flags_nothing_that_leaves_a_copy_ends_the_job() -> None:
+    rows = foresee(Job(layout=layout(8, 4), **BOTH))  # type: ignore[arg-type]
+    ends = {row.fault for row in rows if row.outcome in (SAVED, OLDER, NOTHING)}
+    assert {fault.partition(" to ")[0].partition(" in place")[0] for fault in ends} == {
+        "loss of the first node",
+        "exception in training",
+        "SIGTERM",
+        "recovery number 101",
+        "fault during the set-up",
+        "disk full",
+    }
+
+
+def test_a_node_may_be_started_again_for_some_time() -> None:
+    job = Job(layout=layout(8, 4), reboots=True, return_seconds=77)
+    (row,) = [row for row in foresee(job) if row.fault == "loss of another node"]
+    assert row.outcome == ANEW and "within 77 s (TFT_RETURN_SECONDS)" in row.why
+    assert outcome(replace(job, static=False), "loss of another node") == SAVED
+    assert outcome(replace(job, launcher="torchrun"), "loss of another node") == SAVED
+
+
+def test_a_budget_of_nothing_switches_recovery_in_place_off() -> None:
+    rows = foresee(Job(layout=layout(4, 4), budget=0, **BOTH))  # type: ignore[arg-type]
+    assert not {REPAIRED, ANEW, RELOADED} & {row.outcome for row in rows}
+    assert any("TFT_RESTART_BUDGET=0" in row.why for row in rows)
+
+
+def test_without_a_flag_the_table_names_the_one_that_helps() -> None:
+    rows = foresee(Job(layout=layout(4, 4)))
+    assert any("with --enable-worker-reboot the job would stay up" in row.why for row in rows)
+    assert any("with --enable-hbmfault-repair the job would stay up" in row.why for row in rows)
 
 
 def test_without_periodic_checkpoints_there_is_nothing_older() -> None:

@@ -6,9 +6,9 @@ PYTEST := $(PYTHON_VENV) -m pytest
 .PHONY: demo test test-all bench check clean help
 
 help:
-	@echo "make demo      train, kill a rank, see the dying-gasp checkpoint, resume, compare (TEXT=file for your own text)"
-	@echo "make test      all tests, with a seeded sample of the fault matrix (TFT_MATRIX_SEED=n, TFT_MATRIX_SIZE=n)"
-	@echo "make test-all  all tests, with every combination of the fault matrix"
+	@echo "make demo      train under faults, see them repaired, compare with an unbroken run (TEXT=file for your own text)"
+	@echo "make test      all tests, with seeded samples of the fault matrices (TFT_MATRIX_SEED=n, TFT_MATRIX_SIZE=n, TFT_IN_PLACE_SIZE=n)"
+	@echo "make test-all  all tests, with every combination of the fault matrices: a night's work"
 	@echo "make bench     benchmark; prints ratios and writes build/bench.json (TFT_BENCH_PEERS=python: compare others too)"
 	@echo "make check     lint, types, import contracts"
 

@@ -38,6 +38,7 @@ class Demo:
         self._folder = folder
         self._text: Path | None = options.text
         self._steps: int = options.steps
+        self._keep: bool = options.keep
         self._rank: int = random.randrange(RANKS) if options.rank is None else options.rank
         self._view = View(console, options.steps)
 
@@ -122,7 +123,7 @@ class Demo:
             outcomes=tuple(drill.outcomes_of(faults, job.fired.read(), [run], recoveries)),
             recoveries=tuple(recoveries),
             comparison=drill.compare(unbroken.run(), [run]),
-            folder=str(job.folder),
+            folder=str(job.folder) if self._keep else "removed; the option --keep keeps them",
         )
         (self._folder / REPORT).write_text(page(report), encoding="utf-8")
         return job, report

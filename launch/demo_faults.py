@@ -19,13 +19,13 @@ _MOMENTS = {
 }
 _KINDS = {
     "sigkill": "loses its process (SIGKILL)",
-    "memory_moments": "has a memory error in its optimizer state",
+    "memory_moments": "has a memory error in its optimizer",
     "broken_sockets": "loses all its connections",
 }
 _PLACES = (0.3, 0.55, 0.8)  # of the training
 _STRATEGIES = {
-    "respawn": "a new process took its place, the others waited",
-    "retry": "its process stayed",
+    "respawn": "a new process in its place",
+    "retry": "all processes stayed",
     "reload": "all went back to the last checkpoint",
     "dump": "the job saved and ended",
     "exit": "the job ended",

@@ -51,13 +51,15 @@ def show(console: Console, found: InPlace) -> None:
     table = Table(
         title="Three faults, repaired while the job stayed up", title_justify="left", title_style="bold", box=None
     )
-    for name in ("fault", "repaired by", "at step", "seconds", "steps lost"):
-        table.add_column(name, justify="right" if name in ("at step", "seconds", "steps lost") else "left")
+    for name in ("fault", "repaired by", "step kept", "seconds", "steps lost"):
+        table.add_column(name, justify="right" if name in ("step kept", "seconds", "steps lost") else "left")
     for outcome in report.outcomes:
         table.add_row(*_row(outcome))
     console.print(table)
     console.print()
     _show_timeline(console, report)
+    if report.recoveries and all(recovery.replicas_equal for recovery in report.recoveries):
+        console.print("after each repair the copies of the optimizer state were compared: equal", style="dim")
     compared = report.comparison
     if compared is not None:
         lines = f"{compared.equal} of {compared.equal + len(compared.different) + len(compared.missing)}"
@@ -87,16 +89,18 @@ def _show_timeline(console: Console, report: Report) -> None:
         words = Text(f"{outcome.number + 1} {recovery.strategy:<9}")
         if console.is_terminal:
             for name, seconds in stretches([outcome], recovery):
-                names.setdefault(name)
-                words.append("█" * round(seconds / longest * _WIDTH), COLOURS.get(name, "white"))
+                blocks = "█" * round(seconds / longest * _WIDTH)
+                words.append(blocks, COLOURS.get(name, "white"))
+                if blocks:
+                    names.setdefault(name)
             words.append(f" {_seconds(outcome, recovery):.2f} s")
         words.append(f"\n{'':<11}" if console.is_terminal else "", "").append(phases(recovery), "dim")
         console.print(words, soft_wrap=True)
     if console.is_terminal:
         console.print(Text.assemble(f"{'':<11}", *((f"█ {name}  ", COLOURS.get(name, "white")) for name in names)))
     console.print(
-        "return: a new process is on its way (rank lost) · a step that was under way is computed again, from the same "
-        "random numbers",
+        "return: a new process is on its way · a step that was under way is computed again, from the same random "
+        "numbers",
         style="dim",
         soft_wrap=True,
     )

@@ -10,7 +10,15 @@ from mindio_tft_patch.config import read_config
 _PREFIXES = ("TTP_", "TFT_")
 # Read elsewhere than by config: the tests and the Makefile.
 _OTHERS = frozenset(
-    {"TFT_MATRIX", "TFT_MATRIX_SEED", "TFT_MATRIX_SIZE", "TFT_PARITY", "TFT_INJECT", "TFT_INJECT_STATE"}
+    {
+        "TFT_MATRIX",
+        "TFT_MATRIX_SEED",
+        "TFT_MATRIX_SIZE",
+        "TFT_IN_PLACE_SIZE",
+        "TFT_PARITY",
+        "TFT_INJECT",
+        "TFT_INJECT_STATE",
+    }
 )
 
 

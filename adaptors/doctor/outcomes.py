@@ -241,10 +241,10 @@ def _memory(job: Job, layout: Layout) -> Outcome:
 
 def _network(job: Job, layout: Layout) -> Outcome:
     fault = "network error between ranks"
-    if job.mends:
+    if job.mends or (job.budget > 0 and job.reboots):
         return Outcome(fault, REPAIRED, "all process groups are connected anew; the step under way is computed again")
     if job.goes_back:
-        why = f"without {HBM_FLAG} connecting anew comes with loading the checkpoint"
+        why = f"without {HBM_FLAG} or {REBOOT_FLAG} connecting anew comes with loading the checkpoint"
         return Outcome(fault, RELOADED, why)
     why = f"no process is lost; saving needs no collective{_inside(layout)}"
     return Outcome(fault, SAVED, f"{why}; {_missing(job, HBM_FLAG)}")
@@ -268,9 +268,10 @@ def _limits(job: Job) -> Iterator[Outcome]:
     complete = "a checkpoint counts only when it is complete; older ones and the tracker stay as they are"
     if job.in_place:
         yield Outcome(
-            f"recovery number {job.budget + 1} in place, or a third in a row for the same ranks at the same step",
+            f"recovery number {job.budget + 1} in place",
             SAVED,
-            "TFT_RESTART_BUDGET is used up; what has not helped twice is not tried a third time",
+            "TFT_RESTART_BUDGET is used up; and before that, a repair that has not helped twice in a row at the same "
+            "step gives way to the next strategy",
         )
     if job.restarts:
         yield Outcome("fault during the set-up", job.older, "there is no trained state yet")

@@ -71,7 +71,8 @@ def _misfit_respawn(situation: Situation) -> str:
     if situation.final:
         return f"{situation.final} is not cured by a new process"
     back = [state for state in situation.roster.ranks.values() if state.returning]
-    if not situation.to_restart(Strategy.RESPAWN) and not back:
+    connects_anew = Strategy.RETRY not in situation.excluded and all(map(targets.retriable, situation.faults))
+    if not situation.to_restart(Strategy.RESPAWN) and not back and not connects_anew:
         return "no rank needs a new process"
     return (
         _misfit_in_place(situation)

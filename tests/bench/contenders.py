@@ -98,7 +98,7 @@ class _Megatron(Contender):
         gpt = {"train_iters": ITERATIONS, "save": save, "load": save, "save_interval": self.save_every}
         arguments = [*tiny_gpt_args(data_prefix=None, eval_interval=_NEVER, **gpt), *self.flags]  # type: ignore[arg-type]
         family = self._family(folder, {"TTP_PORT": str(free_port()), "TTP_LOG_PATH": str(folder / "logs"), **environ})
-        logs = ["--log-dir", folder / "out", "--redirects", "3"]
+        logs = ["--log-dir", str(folder / "out"), "--redirects", "3"]
         shared = ["--standalone", "--nproc-per-node", str(RANKS), *logs]
         launcher = Path(sys.executable).with_name(self.launcher)
         family.start("launcher", [launcher, *self.options, *shared, _HERE / "timed_rank.py", *arguments])

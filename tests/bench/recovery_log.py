@@ -10,8 +10,9 @@ from typing import Any
 Fields = Mapping[str, Any]
 
 _REBUILT = re.compile(r"^\d+ process groups rebuilt in ([\d.]+) s$")
-# What the sum of the phases lacks: the fault's way to the launcher, the collection of reports, and the step itself.
-REST = "rest"
+# What is beside the phases: reports are gathered before the decision, and the fault's way to the controller, the way
+# back into training and the step itself.
+COLLECT, REST = "collect", "rest"
 
 
 @dataclass(frozen=True)
@@ -47,4 +48,6 @@ def rebuild_seconds(lines: Iterable[Fields]) -> list[float]:
 def phase_seconds(record: Fields, seconds: float) -> dict[str, float]:
     """Seconds in each phase of a recovery that took `seconds` from the fault to the end of the next step."""
     phases = {name: float(value) for name, value in record["seconds"].items()}
-    return {**phases, REST: max(0.0, seconds - sum(phases.values()))}
+    in_all = float(record["seconds_in_all"])
+    collect, rest = max(0.0, in_all - sum(phases.values())), max(0.0, seconds - in_all)
+    return {COLLECT: collect, **phases, REST: rest}

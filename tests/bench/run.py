@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -71,6 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print, write."""
     options = _options(argv)
     size = replace(Size(), **(QUICK if options.quick else {}), **_given(options, "ranks", "layers", "sequence"))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and so through all that ends what was started
     console = Console(width=None if sys.stdout.isatty() else 160)
     began, load = time.time(), os.getloadavg()[0]
     folder = Path(tempfile.mkdtemp(prefix="bench-", dir=options.folder))

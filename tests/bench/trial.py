@@ -125,7 +125,8 @@ class _Idle:
                 if self._command in process.cmdline():
                     times = process.cpu_times()
                     used = (process.pid, times.user + times.system)
-                    if used != self._used:
+                    # One that waits for a core is not idle.
+                    if used != self._used or process.status() != psutil.STATUS_SLEEPING:
                         self._used, self._since = used, now
                     return now - self._since >= _IDLE_SECONDS and used[1] > 0.5
         return False

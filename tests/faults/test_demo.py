@@ -30,7 +30,7 @@ DEMO = [sys.executable, "-m", "mindio_tft_patch.launch.demo"]
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*DEMO, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=900, check=False
+        [*DEMO, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=570, check=False
     )
 
 
@@ -73,7 +73,7 @@ def test_three_faults_of_one_run_are_repaired_in_place_and_told_in_plain_words(
     output = done[0].stdout
     assert "on purpose: rank 2 loses its process (SIGKILL)" in output
     assert re.search(r"^ rank 2 loses its process \(SIGKILL\) +respawn: +\d+ +\d+\.\d\d +0 *$", output, re.MULTILINE)
-    for words in (r"rank [013] has a memory error in its optimizer state", r"rank [013] loses all its connections"):
+    for words in (r"rank [013] has a memory error in its optimizer", r"rank [013] loses all its connections"):
         assert re.search(rf"on purpose: {words}", output)
         assert re.search(rf"^ {words} +retry: +\d+ +\d+\.\d\d +0 *$", output, re.MULTILINE)
     assert f"{STEPS} of {STEPS} lines of its training log equal those of the unbroken run" in output

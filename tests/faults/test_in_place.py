@@ -96,7 +96,10 @@ def test_a_job_that_cannot_go_on_saves_its_last_step(
 
     resumed = starter.run("resumed", **gpt)
     assert resumed.code == 0, resumed.story()
-    assert differences_of_runs(expected, resumed) == []
+    differing = differences_of_runs(expected, resumed)
+    if step == matrix.ITERATIONS:  # nothing is left to be trained: no iteration is the current one
+        differing = [one for one in differing if not one.endswith(": curr_iteration")]
+    assert differing == []
     assert differences_of_logs(expected, broken, resumed, step) == []
     assert tracked(starter.save) == matrix.ITERATIONS
     assert not list(starter.save.glob(".tft-dump-*"))

@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +15,11 @@ from support.jobs import JobSpec, free_port
 from support.tiny_gpt import tiny_gpt_args
 from support.two_nodes import Nodes, TwoNodeJob
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(500)
 
 _WHY_NOT = two_nodes.why_not()
 needs_namespaces = pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT or "-")
+WAIT_SECONDS = 240.0
 FLAGS = ("--enable-hbmfault-repair", "--enable-worker-reboot")
 GPT: dict[str, Any] = {"train_iters": 14, "eval_interval": 5, "save_interval": 9}
 # Slow enough for somebody to act between two steps.
@@ -28,22 +28,23 @@ SLOWLY = "rank=1,step=-1,moment=forward,kind=slow,seconds=0.3,times=1000"
 Start = Callable[..., TwoNodeJob]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
     with two_nodes.two_nodes() as made:
         yield made
 
 
-@pytest.fixture
-def start(nodes: Nodes, text: str, tmp_path: Path) -> Iterator[Start]:
+@pytest.fixture(scope="module")
+def start(nodes: Nodes, text: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     """Starts jobs on both nodes."""
     jobs: list[TwoNodeJob] = []
 
-    def begin(name: str, inject: str = SLOWLY, **environ: str) -> TwoNodeJob:
-        save = str(tmp_path / name / "save")
+    def begin(inject: str = SLOWLY, **environ: str) -> TwoNodeJob:
+        folder = tmp_path_factory.mktemp("job")
+        save = str(folder / "save")
         arguments = [*tiny_gpt_args(data_prefix=text, save=save, load=save, **GPT), *FLAGS]
-        environ = {"TFT_INJECT_STATE": str(tmp_path / name / "fired"), **environ}
-        jobs.append(TwoNodeJob(JobSpec(tmp_path / name, arguments, inject, environ=environ), nodes, free_port()))
+        environ = {"TFT_INJECT_STATE": str(folder / "fired"), **environ}
+        jobs.append(TwoNodeJob(JobSpec(folder, arguments, inject, environ=environ), nodes, free_port()))
         return jobs[-1]
 
     yield begin
@@ -52,30 +53,34 @@ def start(nodes: Nodes, text: str, tmp_path: Path) -> Iterator[Start]:
             job.kill()
 
 
+@pytest.fixture(scope="module")
+def expected(start: Start) -> TwoNodeJob:
+    """A run without a fault."""
+    job = start("")
+    assert job.wait(WAIT_SECONDS) == 0, job.story()
+    return job
+
+
 @needs_namespaces
-def test_a_rank_of_the_other_node_is_started_anew_there(start: Start) -> None:
-    expected = start("unbroken", "")
-    assert expected.wait(150) == 0, expected.story()
-    job = start("job")
+def test_a_rank_of_the_other_node_is_started_anew_there(start: Start, expected: TwoNodeJob) -> None:
+    job = start()
     job.wait_for("committed", 4)
     os.kill(job.rank_pids()[3], signal.SIGKILL)
-    assert job.wait(150) == 0, job.story()
+    assert job.wait(WAIT_SECONDS) == 0, job.story()
     (record,) = job.records()
     assert (record["strategy"], record["ranks"], record["restarted"]) == ("respawn", [3], [3]), job.story()
     assert differences_in_place(expected, job) == [], job.story()
 
 
 @needs_namespaces
-def test_a_node_that_is_started_again_joins_the_job_that_has_waited_for_it(start: Start) -> None:
-    expected = start("unbroken", "")
-    assert expected.wait(150) == 0, expected.story()
-    job = start("job")
+def test_a_node_that_is_started_again_joins_the_job_that_has_waited_for_it(start: Start, expected: TwoNodeJob) -> None:
+    job = start()
     job.wait_for("committed", 4)
     survivors = {rank: job.rank_pids()[rank] for rank in (0, 1)}
     job.kill_node()
     time.sleep(1.0)
     job.start_node()
-    assert job.wait(200) == 0, job.story()
+    assert job.wait(WAIT_SECONDS) == 0, job.story()
     (record,) = job.records()
     assert (record["strategy"], record["ranks"]) == ("respawn", [2, 3]), job.story()
     assert {rank: job.rank_pids()[rank] for rank in (0, 1)} == survivors
@@ -84,16 +89,16 @@ def test_a_node_that_is_started_again_joins_the_job_that_has_waited_for_it(start
 
 @needs_namespaces
 @pytest.mark.parametrize("seconds", [1.0, 8.0])
-def test_a_link_that_is_cut_and_mended_costs_no_process(start: Start, nodes: Nodes, seconds: float) -> None:
-    expected = start("unbroken", "")
-    assert expected.wait(150) == 0, expected.story()
-    job = start("job")
+def test_a_link_that_is_cut_and_mended_costs_no_process(
+    start: Start, expected: TwoNodeJob, nodes: Nodes, seconds: float
+) -> None:
+    job = start()
     job.wait_for("committed", 4)
     before = job.rank_pids()
     nodes.cut()
     time.sleep(seconds)
     nodes.mend()
-    assert job.wait(200) == 0, job.story()
+    assert job.wait(WAIT_SECONDS) == 0, job.story()
     assert job.rank_pids() == before
     assert all(record["strategy"] == "retry" for record in job.records()), job.story()
     assert differences_in_place(expected, job) == [], job.story()

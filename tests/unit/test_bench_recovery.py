@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
-from bench.recovery_log import REST, injections, phase_seconds, rebuild_seconds, records
+from bench.recovery_log import COLLECT, REST, injections, phase_seconds, rebuild_seconds, records
 from bench.schedule import MEMORY, NETWORK, faults, kills, rotated
 from bench.step_log import Line, complete_steps, outcome_of, read_lines
 from bench.summary import summarize
@@ -79,8 +79,8 @@ def test_a_fault_without_steps_on_both_sides_cannot_be_measured(first: int, star
 
 
 def test_the_phases_and_the_rest_make_up_the_whole() -> None:
-    found = phase_seconds({"seconds": {"stop": 0.25, "return": 1.5}}, seconds=2.5)
-    assert found == {"stop": 0.25, "return": 1.5, REST: 0.75}
+    found = phase_seconds({"seconds": {"stop": 0.25, "return": 1.5}, "seconds_in_all": 2.0}, seconds=2.5)
+    assert found == {COLLECT: 0.25, "stop": 0.25, "return": 1.5, REST: 0.5}
 
 
 def test_logs_tell_recoveries_and_injections_in_order() -> None:

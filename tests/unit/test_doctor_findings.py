@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from mindio_tft_patch.adaptors.doctor import network, script, settings, storage
+from mindio_tft_patch.adaptors.doctor import network, script, settings, software, storage
 from mindio_tft_patch.adaptors.doctor.command import Launch
 from mindio_tft_patch.adaptors.doctor.findings import Finding, Level
 from mindio_tft_patch.adaptors.doctor.network import ELSEWHERE, FREE, TAKEN, Situation
+from mindio_tft_patch.adaptors.doctor.reading import Reading
 from mindio_tft_patch.adaptors.doctor.storage import Plan, SaveFolder
 from mindio_tft_patch.config import Config, read_config
 from mindio_tft_patch.variables import known_variables
@@ -98,6 +99,23 @@ def test_an_open_channel_is_warned_of_off_loopback_only() -> None:
 def test_a_limit_of_open_files_is_compared_with_the_ranks() -> None:
     assert levels(network.judge_descriptors(2, 1)) == {Level.OK}
     assert "ulimit -n" in only(network.judge_descriptors(10**8, 10**6), Level.ERROR).change
+
+
+# ---------------------------------------------------------------------- recovery in place
+
+
+def test_recovery_in_place_needs_a_torch_that_connects_groups_anew() -> None:
+    config = replace(PROTECTED, worker_reboot=True)
+    assert levels(software.judge_in_place(Reading(torch="2.14.1+cu130"), config)) == {Level.OK}
+    found = only(software.judge_in_place(Reading(torch="2.9.0"), config), Level.ERROR)
+    assert "2.9.0 is installed" in found.message and "2.14" in found.change
+    assert not list(software.judge_in_place(Reading(torch="2.9.0"), PROTECTED))
+
+
+def test_on_an_accelerator_the_doctor_says_that_nobody_has_tried_it() -> None:
+    reading = Reading(torch="2.14.1", accelerator=True)
+    found = only(software.judge_in_place(reading, replace(PROTECTED, hbmfault_repair=True)), Level.WARNING)
+    assert "nobody has tried it" in found.message.lower()
 
 
 # ---------------------------------------------------------------------- save directory

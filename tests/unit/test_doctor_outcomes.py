@@ -136,7 +136,9 @@ def decided(job: Job, kind: FaultKind, ranks: tuple[int, ...]) -> str:
             roster.ranks[rank].lost = fault
         elif kind is FaultKind.MEMORY:
             roster.ranks[rank].suspect = "its memory had a fault"
-    return OUTCOMES[decide.choose_strategy(roster, faults, now, excluded={})[0].strategy]
+    plan = decide.choose_strategy(roster, faults, now, excluded={})[0]
+    nobody = plan.strategy is Strategy.RESPAWN and not plan.lost and not plan.faulty
+    return OUTCOMES[Strategy.RETRY if nobody else plan.strategy]
 
 
 @pytest.mark.parametrize("copies", [1, 2])

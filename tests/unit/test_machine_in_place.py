@@ -371,3 +371,11 @@ def test_a_decision_says_which_ranks_are_started_anew() -> None:
     job.decides()
     decisions = [one for one in job.outbox if isinstance(one, Log) and one.text.startswith("decision")]
     assert decisions[0].fields["lost"] == [1]
+
+
+def test_without_the_flag_for_retry_a_network_fault_is_respawn_without_a_new_process() -> None:
+    job = make(strategies=(Strategy.RESPAWN, Strategy.RELOAD, Strategy.DUMP))
+    faces(job, 2, FaultKind.NETWORK)
+    assert (job.plan.strategy, job.plan.lost, job.plan.faulty) == (Strategy.RESPAWN, (), ())
+    job.walks(Phase.STOP, Phase.CLEAN, *AFTER_CLEAN)
+    assert job.machine.idle

@@ -62,7 +62,7 @@ class Config:
     heartbeat_seconds: float = 1.0
     heartbeats_missed: int = 3
     hang_seconds: float = 60.0
-    collect_seconds: float = 0.3
+    collect_seconds: float = 0.15
     replicas: int = 2
     restart_budget: int = 100
     return_seconds: float = 300.0
@@ -224,7 +224,7 @@ def read_config(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
         heartbeat_seconds=reader.number("TFT_HEARTBEAT_SECONDS", 1.0, 0.05, 60.0),
         heartbeats_missed=reader.integer("TFT_HEARTBEATS_MISSED", 3, 2, 1000),
         hang_seconds=reader.number("TFT_HANG_SECONDS", 60.0, 1.0, 86400.0),
-        collect_seconds=reader.number("TFT_COLLECT_SECONDS", 0.3, 0.0, 60.0),
+        collect_seconds=reader.number("TFT_COLLECT_SECONDS", 0.15, 0.0, 60.0),
         replicas=reader.integer("TFT_REPLICAS", 2, 2, 16),
         restart_budget=reader.integer("TFT_RESTART_BUDGET", 100, 0, 10**5),
         return_seconds=reader.number("TFT_RETURN_SECONDS", 300.0, 1.0, 86400.0),

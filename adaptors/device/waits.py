@@ -40,7 +40,7 @@ class _Waiter:
 
     def __init__(self, wait: Callable[..., bool]) -> None:
         self._wait = wait
-        self._jobs: queue.SimpleQueue[tuple[Any, threading.Event, list[Any]]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Any, threading.Event, list[Any]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def submit(self, work: Any) -> tuple[threading.Event, list[Any]]:
@@ -52,14 +52,20 @@ class _Waiter:
         self._jobs.put((work, done, result))
         return done, result
 
+    def leave(self) -> None:
+        """End the thread as soon as what it waits for has ended."""
+        self._jobs.put(None)
+
     def _run(self) -> None:
-        while True:
-            work, done, result = self._jobs.get()
+        while (job := self._jobs.get()) is not None:
+            work, done, result = job
             try:
                 result.append(self._wait(work))
             except BaseException as error:
                 result.append(error)
             done.set()
+            # A work keeps the connections of its communicator open, and with them other ranks waiting.
+            del job, work, done, result
 
 
 class InterruptibleWaits:
@@ -141,8 +147,9 @@ class InterruptibleWaits:
         done, result = self._waiter.submit(work)
         while not done.wait(_SLICE_SECONDS):
             if self._flag.stopping:
-                # The helper stays blocked on the dead connection; the next wait gets a new one.
+                # The helper stays blocked until the connection is closed; the next wait gets a new one.
                 assert self._original is not None
+                self._waiter.leave()
                 self._waiter = _Waiter(self._original)
                 self._flag.check()
         outcome = result[0]

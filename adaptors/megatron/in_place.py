@@ -100,6 +100,7 @@ class InPlace:
         write_points_once(_tensorboard_writer())
         self.data.attach(train, valid, int(training.args.iteration))
         self._rerun_mode = resume.current_rerun_mode()
+        resume.freeze_setup(collect=not self.returning)  # the others wait for a process that has come back
         self._replica_sets = replica_sets
         dense = next((one.ranks for one in replica_sets if one.name == repair.DENSE), ())
         if len(dense) > 1:
@@ -189,6 +190,8 @@ class InPlace:
 
     def rebuild(self, plan: Plan, training: Training, device: Device, attempt: int) -> Outcome:
         """Phase rebuild."""
+        if plan.strategy is Strategy.RELOAD:
+            reload.newest(training.args, "rebuild")  # without one, what the ranks hold must stay as it is
         if self.config.rank in plan.faulty and not self.returning:
             size = rebuild.renew_memory(training.model, training.optimizer, device)
             log.warning("%d bytes of model and optimizer were allocated anew", size)

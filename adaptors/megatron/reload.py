@@ -34,11 +34,7 @@ def load(training: Training, data: DataSource, log_state: LogState, ending: Iter
     from megatron.training import checkpointing
 
     args = training.args
-    folder = _newest(args)
-    if folder is None:
-        raise RecoveryError(
-            "rollback", f"there is no checkpoint in {args.save or args.load}, to which all could go back"
-        )
+    folder = newest(args, "rollback")
     _forget_progress(args, training.scheduler)
     with _loading_from(args, folder):
         args.iteration, args.num_floating_point_operations_so_far = checkpointing.load_checkpoint(
@@ -59,11 +55,16 @@ def load(training: Training, data: DataSource, log_state: LogState, ending: Iter
     return Place(step, None)
 
 
-def _newest(args: Any) -> Path | None:
+def newest(args: Any, phase: str) -> Path:
+    """The folder with the checkpoint to go back to.
+
+    Raises:
+        RecoveryError: there is none.
+    """
     for folder in (args.save, args.load):
         if folder and read_tracker(Path(folder)) is not None:
             return Path(folder)
-    return None
+    raise RecoveryError(phase, f"there is no checkpoint in {args.save or args.load}, to which all could go back")
 
 
 def _forget_progress(args: Any, scheduler: Any) -> None:

@@ -23,7 +23,7 @@ class Options:
     heartbeat_seconds: float = 1.0
     heartbeats_missed: int = 3
     hang_seconds: float = 60.0
-    collect_seconds: float = 0.3
+    collect_seconds: float = 0.15
     phase_timeout_seconds: float = 180.0
     dump_timeout_seconds: float = 120.0
     return_seconds: float = 300.0

@@ -1,8 +1,8 @@
 """Which step is kept, and who speaks for it: pure functions of the answers to STOP, `-> (result, reason in words)`.
 
 Two questions look at the ranks differently. What is *saved* may come from every healthy rank, also from one that is
-suspect when nobody else holds it: its copy is better than none. What others are *refilled from* comes from trusted ranks
-only.
+suspect when nobody else holds it: its copy is better than none. What others are *refilled from* comes from trusted
+ranks only.
 """
 
 from __future__ import annotations

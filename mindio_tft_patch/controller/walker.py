@@ -234,6 +234,8 @@ class Walker:
         walk.failures.append(answer)
         # The death that made it fail may be reported in a moment.
         wait = watch.root_cause_seconds(self._roster, now)
+        if answer.phase is Phase.DUMP:  # whoever is blamed for it is left out of the next one: be sure
+            wait = max(wait, self._options.collect_seconds + self._options.heartbeat_seconds)
         self._restart(recovery, now, why(answer), wait_seconds=wait)
 
     # Attempts and phases.

@@ -75,11 +75,11 @@ def root_cause_seconds(roster: Roster, now: float) -> float:
     """How long to wait for the root cause when only ranks that suffer from it have reported.
 
     An agent reports a death within moments, but a peer may see the closed connection first; without an agent it takes
-    the missed heartbeats.
+    the missed heartbeats. A cause that comes later still begins a new attempt.
     """
     options = roster.options
     if all(roster.watched(rank, now) for rank in roster.ranks):
-        return options.collect_seconds + options.heartbeat_seconds
+        return 2 * options.collect_seconds
     return options.collect_seconds + options.silence_seconds + options.heartbeat_seconds
 
 

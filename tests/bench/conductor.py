@@ -24,16 +24,18 @@ _START_SECONDS, _ANSWER_SECONDS = 180.0, 600.0
 class BenchSpec(JobSpec):
     """A job of a benchmark, under ttprun, with the product's own defaults where the tests have others.
 
+    flags: of the plugin.
     conducted: its ranks wait for a conductor; else they train like those of any job, and leave the tests' traces.
     """
 
     ranks: int = 4
     conducted: bool = True
+    flags: Sequence[str] = (FLAG,)
 
     def command_line(self, script: Path = SCRIPT) -> list[str]:
         """Arguments of ttprun."""
         logs = ["--log-dir", str(self.folder / "out"), "--redirects", "3"]
-        flags = [FLAG] if self.plugin else []
+        flags = self.flags if self.plugin else ()
         script = script if self.conducted else SCRIPT.parents[2] / "launch" / "pretrain_gpt.py"
         return [*self.options, "--nproc-per-node", str(self.ranks), *logs, str(script), *self.arguments, *flags]
 

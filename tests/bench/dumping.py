@@ -38,7 +38,14 @@ def dump_checkpoint(
     sources = [
         ShardSource(ReplicaSet(name, tuple(ranks)), one) for (name, ranks), one in zip(sets, chosen, strict=True)
     ]
-    plan = Plan(Strategy.DUMP, "benchmark", step, tuple(faulty), tuple(alive), tuple(sources))
+    plan = Plan(
+        Strategy.DUMP,
+        "benchmark",
+        target_step=step,
+        faulty=tuple(faulty),
+        participants=tuple(alive),
+        sources=tuple(sources),
+    )
     parts = _Parts()
     dump.log.addHandler(parts)
     began = time.perf_counter()

@@ -9,7 +9,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,6 +19,7 @@ from support.jobs import ForkServer
 from support.tiny_gpt import tiny_gpt_args
 
 from bench.conductor import BenchSpec, ConductedJob
+from bench.contenders import FLAGS
 from bench.cpu_clocks import process_cpu_seconds
 from bench.dump_duel import DumpDuel
 from bench.summary import Summary, overhead, ratio, summarize
@@ -90,7 +91,7 @@ class Bench:
 
     def steps(self) -> Results:
         """Step time with the plugin, without it in the same layout, and of plain Megatron; gate and heartbeat."""
-        with_plugin = ConductedJob(self._server, self._spec("plugin"))
+        with_plugin = ConductedJob(self._server, replace(self._spec("plugin"), flags=FLAGS))
         plain = None
         try:
             plain = ConductedJob(self._server, self._spec("plain", plugin=False))

@@ -1,7 +1,8 @@
 """Turns everything off that the plugin does in a training step, and on again; the replica layout stays as it is.
 
-Off means: wrappers of points 2, 5 and 11 hand every call on (gate, records, activities, log state), `Work.wait` is
-torch's own, and no heartbeat is sent. To be turned between two steps, by all ranks between the same two.
+Off means: wrappers of points 2, 5, 8 and 11 hand every call on (gate, records, activities, what recovery in place
+notes, log state), `Work.wait` is torch's own, and no heartbeat is sent. To be turned between two steps, by all ranks
+between the same two.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from mindio_tft_patch.adaptors.megatron.install import Installation
 
 # The others act before training, or are the replica layout (3 and 4), which is the same on both sides.
-SWITCHED_POINTS = frozenset({2, 5, 11})
+SWITCHED_POINTS = frozenset({2, 5, 8, 11})
 
 
 class Switch:
@@ -27,11 +28,12 @@ class Switch:
     def __init__(self, installation: Installation) -> None:
         manager, client = installation.manager, installation.session._client
         self._records = [record for record in manager._own if record.patch.point in SWITCHED_POINTS]
+        device: Any = installation.session._device
         self._wait: Any = dist.Work.wait
-        self._original_wait = self._wait._tft_original_wait
+        self._original_wait = device._waits._original
         self._beating = threading.Event()
         self._beating.set()
-        assert client is not None and len(self._records) > 10
+        assert self._original_wait is not None and client is not None and len(self._records) > 10
         beat: Any = client._beat
 
         def beat_when_on() -> Any:

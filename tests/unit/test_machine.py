@@ -94,7 +94,7 @@ def test_the_death_of_both_holders_of_a_shard_leads_to_exit_with_the_reason() ->
 def test_a_closed_connection_is_not_acted_on_before_the_death_behind_it_is_known() -> None:
     job = Job()
     job.reports(0, FaultKind.COLLATERAL, "connection closed by peer")
-    job.passes(0.5)
+    job.passes(0.2)
     assert job.machine.attempt == 0
     job.dies(1)
     job.decides()

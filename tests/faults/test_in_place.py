@@ -90,7 +90,9 @@ def test_a_job_that_cannot_go_on_saves_its_last_step(
     assert broken.wait(WAIT_SECONDS) == 1, broken.story()
     (record,) = broken.records()
     assert record["strategy"] == "dump" and record["step"] == step, broken.story()
-    assert record["ranks"] == [case.rank] and record["restarted"] == []
+    assert record["fault"][0]["rank"] == case.rank and record["restarted"] == []
+    # A rank that lives through an exception outside of its update holds a good copy like others.
+    assert set(record["ranks"]) <= {case.rank}
     assert tracked(starter.save) == step
     assert broken.left_over() == []
 

@@ -80,7 +80,9 @@ def steps_of(launched: Launched, rank: int) -> list[int]:
 # ---------------------------------------------------------------------- one rank and several
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGSEGV", "3"])
+@pytest.mark.parametrize(
+    "how", ["SIGKILL", pytest.param("SIGSEGV", marks=pytest.mark.nightly), pytest.param("3", marks=pytest.mark.nightly)]
+)
 def test_only_the_dead_rank_is_started_again_and_the_job_goes_on(start: Start, how: str) -> None:
     launched = start(job=f"--die 1:5:{how}")
     succeeded(launched, recoveries="1 (respawn 1)")
@@ -96,6 +98,7 @@ def test_rank_0_is_a_rank_like_others(start: Start) -> None:
     assert [len(pids_of(launched, rank)) for rank in range(3)] == [2, 1, 1]
 
 
+@pytest.mark.nightly
 def test_a_stopped_rank_is_killed_and_started_again(start: Start) -> None:
     launched = start(job="--die 1:5:SIGSTOP", TFT_HEARTBEAT_SECONDS="0.2", TFT_HANG_SECONDS="3")
     succeeded(launched, recoveries="1 (respawn 1)")
@@ -103,12 +106,14 @@ def test_a_stopped_rank_is_killed_and_started_again(start: Start) -> None:
     assert old != new and not psutil.pid_exists(old)
 
 
+@pytest.mark.nightly
 def test_the_same_rank_twice_in_a_row(start: Start) -> None:
     launched = start(job="--die 1:5:SIGKILL,1:9:3")
     succeeded(launched, recoveries="2 (respawn 2)")
     assert len(pids_of(launched, 1)) == 3
 
 
+@pytest.mark.nightly
 def test_two_ranks_at_once(start: Start) -> None:
     launched = start(job="--die 1:5:SIGKILL,2:5:SIGKILL")
     succeeded(launched)
@@ -158,6 +163,7 @@ def test_log_files_are_appended_to_and_still_shown(start: Start, tmp_path: Path)
 # ---------------------------------------------------------------------- what is not repaired
 
 
+@pytest.mark.nightly
 def test_a_dump_after_a_repair_names_the_last_death_only(start: Start) -> None:
     launched = start(job="--die 1:5:SIGKILL,2:15:raise", TFT_RESTART_BUDGET="1", steps=2000)
     wait_for(lambda: steps_of(launched, 0)[-1:] > [10], launched)
@@ -252,6 +258,7 @@ def test_without_a_living_stand_by_a_new_process_is_started(start: Start) -> Non
     succeeded(launched, ranks=2)
 
 
+@pytest.mark.nightly
 def test_standby_without_the_flag_that_needs_it_is_ignored_with_a_word(start: Start, tmp_path: Path) -> None:
     output = tmp_path / "plain"
     output.touch()
@@ -265,6 +272,7 @@ def test_standby_without_the_flag_that_needs_it_is_ignored_with_a_word(start: St
 # ---------------------------------------------------------------------- many times, and whole nodes
 
 
+@pytest.mark.nightly
 def test_ten_recoveries_leave_no_descriptor_zombie_or_thread_behind(start: Start, tmp_path: Path) -> None:
     launched = start(f"--standalone --nproc-per-node 2 --redirects 3 --log-dir {tmp_path / 'out'}", steps=100000)
     launcher = psutil.Process(launched.pid)

@@ -113,7 +113,8 @@ class Job:
         self.record: Mapping[str, Any] | None = None
         self.command = [
             *_ttprun(),
-            *(["--standby"] if in_place else []),
+            # Whole lines: around a fault all ranks have something to say, and what they write at once would be mixed.
+            *(["--standby", "--tee", "3"] if in_place else []),
             *f"--standalone --nproc-per-node {RANKS}".split(),
             str(Path(__file__).with_name("pretrain_gpt.py")),
             *_MODEL.split(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -10,10 +11,13 @@ import torch
 import torch.distributed as dist
 
 from mindio_tft_patch.adaptors.device import regroup
+from mindio_tft_patch.adaptors.device.connections import hang_up
 from mindio_tft_patch.adaptors.device.interface import renew_in_place
 from mindio_tft_patch.adaptors.device.stop_flag import StopFlag
 from mindio_tft_patch.adaptors.device.waits import InterruptibleWaits
 from mindio_tft_patch.processor.progress import ProgressBoard
+
+log = logging.getLogger("mindio_tft_patch.rebuild")
 
 
 class GlooDevice:
@@ -54,7 +58,12 @@ class GlooDevice:
     def rebuild_groups(
         self, attempt: int, members: Sequence[int], *, deadline: float, check: Callable[[], None]
     ) -> int:
-        """By torch's ProcessGroup.reconfigure."""
+        """By torch's ProcessGroup.reconfigure.
+
+        First the old connections are ended, so that nothing waits on them any more: a barrier waits for whatever its
+        group has begun before, and stuck works keep the group's few threads.
+        """
+        log.info("%d connections ended", hang_up())
         return regroup.rebuild_groups(attempt, members, deadline=deadline, check=check)
 
     def renew(self, storage: torch.UntypedStorage) -> None:

@@ -122,7 +122,7 @@ def test_the_dump_equals_the_checkpoint_of_all_ranks(
     assert len(results) == 4
 
 
-@pytest.mark.parametrize("ckpt_format", ["torch", "torch_dist"])
+@pytest.mark.parametrize("ckpt_format", [pytest.param("torch", marks=pytest.mark.nightly), "torch_dist"])
 def test_two_ranks_may_be_missing_when_they_share_no_shard(job: Job, tmp_path: Path, ckpt_format: str) -> None:
     scenarios = [{"name": "without03", "dead": [0, 3], "stale": True}, {"name": "without02", "dead": [0, 2]}]
     results = job(scenarios, ckpt_format=ckpt_format, extra=COPIES)
@@ -130,7 +130,7 @@ def test_two_ranks_may_be_missing_when_they_share_no_shard(job: Job, tmp_path: P
     assert all("no healthy rank holds dense shard 0" in one["error"] for one in results["without02"].values())
 
 
-@pytest.mark.parametrize("ckpt_format", ["torch", "torch_dist"])
+@pytest.mark.parametrize("ckpt_format", [pytest.param("torch", marks=pytest.mark.nightly), "torch_dist"])
 def test_megatron_alone_goes_on_from_the_dump_with_half_the_ranks(job: Job, tmp_path: Path, ckpt_format: str) -> None:
     job([{"name": "dump", "dead": [0]}], ckpt_format=ckpt_format, extra=COPIES, dropout=0.1)
     ends = []
@@ -144,7 +144,7 @@ def test_megatron_alone_goes_on_from_the_dump_with_half_the_ranks(job: Job, tmp_
     assert [one for one in differences(*map(read, ends)) if "args/load" not in one] == []
 
 
-@pytest.mark.parametrize("ckpt_format", ["torch", "torch_dist"])
+@pytest.mark.parametrize("ckpt_format", [pytest.param("torch", marks=pytest.mark.nightly), "torch_dist"])
 def test_a_rank_killed_while_it_writes_leaves_the_old_checkpoint(job: Job, tmp_path: Path, ckpt_format: str) -> None:
     old = tmp_path / "old" / "iter_0000001"
     old.mkdir(parents=True)

@@ -74,6 +74,7 @@ def test_two_ranks_of_different_shards_at_once(run: Callable[..., Job], unbroken
     assert processes(job) == [2, 2, 1, 1]
 
 
+@pytest.mark.nightly
 def test_a_memory_fault_while_another_rank_dies(run: Callable[..., Job], unbroken: Job) -> None:
     job = run(f"{dies(0, 4)};rank=1,step=4,moment=backward,kind=memory_parameters")
     (record,) = check(job, unbroken, "respawn")
@@ -126,6 +127,7 @@ def test_a_survivor_dies_in_each_phase(run: Callable[..., Job], unbroken: Job) -
     assert [record["step"] for record in records] == [2, 4, 6, 8, 10, 12]
 
 
+@pytest.mark.nightly
 def test_a_rank_dies_in_each_phase_of_the_repair_of_a_memory_fault(run: Callable[..., Job], unbroken: Job) -> None:
     parts = []
     for number, phase in enumerate(PHASES):
@@ -139,7 +141,7 @@ def test_a_rank_dies_in_each_phase_of_the_repair_of_a_memory_fault(run: Callable
     assert processes(job) == [2, 3, 3, 2]
 
 
-@pytest.mark.parametrize("kind", ["exception", "memory_parameters"])
+@pytest.mark.parametrize("kind", ["exception", pytest.param("memory_parameters", marks=pytest.mark.nightly)])
 def test_a_phase_that_fails_is_tried_in_another_way(run: Callable[..., Job], unbroken: Job, kind: str) -> None:
     """A rank on which a phase of a retry has failed is started anew, or all of them try once more."""
     failing = f"rank=2,step=3,moment=repair,kind={kind}"
@@ -185,6 +187,7 @@ def test_both_holders_of_a_shard_at_once_send_all_back_to_the_last_checkpoint(
     assert tracked(starter.save) == 14
 
 
+@pytest.mark.nightly
 def test_the_partner_dies_in_the_middle_of_the_repair(
     starter: Starter, run: Callable[..., Job], unbroken_runs: UnbrokenRuns
 ) -> None:
@@ -195,6 +198,7 @@ def test_the_partner_dies_in_the_middle_of_the_repair(
     check_reloaded(job, unbroken_runs.of(starter, **gpt), 4, 6, [3])
 
 
+@pytest.mark.nightly
 def test_without_a_checkpoint_it_is_the_end_and_the_reason_is_said(starter: Starter, run: Callable[..., Job]) -> None:
     job = run(both_holders(4))
     assert job.code == 1, job.story()
@@ -206,7 +210,7 @@ def test_without_a_checkpoint_it_is_the_end_and_the_reason_is_said(starter: Star
     assert tracked(starter.save) == 0 and job.left_over() == []
 
 
-@pytest.mark.parametrize("kind", ["sigkill", "memory_main_parameters"])
+@pytest.mark.parametrize("kind", ["sigkill", pytest.param("memory_main_parameters", marks=pytest.mark.nightly)])
 def test_a_job_without_copies_goes_back_to_the_last_checkpoint(
     starter: Starter, run: Callable[..., Job], unbroken_runs: UnbrokenRuns, kind: str
 ) -> None:
@@ -215,6 +219,7 @@ def test_a_job_without_copies_goes_back_to_the_last_checkpoint(
     check_reloaded(job, unbroken_runs.of(starter, **gpt), 4, 6, [1] if kind == "sigkill" else [])
 
 
+@pytest.mark.nightly
 def test_a_network_fault_needs_no_copies(
     starter: Starter, run: Callable[..., Job], unbroken_runs: UnbrokenRuns
 ) -> None:
@@ -227,7 +232,7 @@ def test_a_network_fault_needs_no_copies(
 # ---------------------------------------------------------------------- no recovery left
 
 
-@pytest.mark.parametrize("budget", [0, 1])
+@pytest.mark.parametrize("budget", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_budget_that_is_used_up_ends_in_a_checkpoint(
     starter: Starter, run: Callable[..., Job], unbroken: Job, budget: int
 ) -> None:
@@ -246,6 +251,7 @@ def test_a_budget_that_is_used_up_ends_in_a_checkpoint(
     assert differences_of_logs(unbroken, job, resumed, 5) == []
 
 
+@pytest.mark.nightly
 def test_a_fault_that_comes_back_at_the_same_step_is_not_computed_again_for_ever(
     starter: Starter, run: Callable[..., Job], unbroken: Job
 ) -> None:

@@ -89,7 +89,8 @@ def test_a_node_that_is_started_again_joins_the_job_that_has_waited_for_it(start
 
 
 @needs_namespaces
-@pytest.mark.parametrize("seconds", [pytest.param(1.0, marks=pytest.mark.nightly), 8.0])
+@pytest.mark.nightly
+@pytest.mark.parametrize("seconds", [1.0, 8.0])
 def test_a_link_that_is_cut_and_mended_costs_no_process(
     start: Start, expected: TwoNodeJob, nodes: Nodes, seconds: float
 ) -> None:

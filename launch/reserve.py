@@ -87,6 +87,9 @@ class Standby:
         process: subprocess.Popen, or what looks like one.
         orders: pipe to it.
         answers: pipe from it.
+
+    Attributes:
+        announced: the log says that it is ready.
     """
 
     def __init__(self, process: Any, orders: int, answers: int) -> None:
@@ -94,6 +97,7 @@ class Standby:
         self._orders = orders
         self._answers = answers
         self._said = b""
+        self.announced = False
         os.set_blocking(orders, False)
         os.set_blocking(answers, False)
 
@@ -185,6 +189,9 @@ class Reserve:
         for standby in list(self._standbys):
             if standby.ready:
                 self._failures = 0
+                if not standby.announced:
+                    standby.announced = True
+                    log.info("the stand-by process %d is ready", standby.process.pid)
             elif standby.process.poll() is not None:
                 self._failures += 1
             if standby.process.poll() is not None:

@@ -209,33 +209,21 @@ def every_rank(launched: Launched) -> set[int]:
     return {int(pid) for pid in re.findall(r"^rank \d+ is process (\d+)$", launched.output, re.MULTILINE)}
 
 
-def ready_standby(launched: Launched) -> psutil.Process:
-    """The stand-by, when it waits for its order."""
+def ready_standby(launched: Launched, logs: Path) -> psutil.Process:
+    """The stand-by that waits for its order, as the launcher has seen."""
 
-    def waiting() -> bool:
-        return any(process.num_threads() and _blocks_in_read(process.pid) for process in standbys(launched))
+    def ready() -> list[str]:
+        texts = [path.read_text() for path in logs.rglob("*") if path.is_file()]
+        return re.findall(r"the stand-by process (\d+) is ready", "\n".join(texts))
 
-    wait_for(waiting, launched)
-    time.sleep(0.6)  # the launcher looks every half second
-    return standbys(launched)[0]
-
-
-def _blocks_in_read(pid: int) -> bool:
-    return "pipe_read" in Path(f"/proc/{pid}/wchan").read_text() or _in_read(pid)
+    wait_for(ready, launched)
+    return psutil.Process(int(ready()[-1]))
 
 
-def _in_read(pid: int) -> bool:
-    try:
-        number = Path(f"/proc/{pid}/syscall").read_text().split()
-    except OSError:
-        return False
-    return number[:1] == ["0"]
-
-
-def test_a_stand_by_becomes_the_lost_rank_and_is_followed_by_another(start: Start) -> None:
+def test_a_stand_by_becomes_the_lost_rank_and_is_followed_by_another(start: Start, tmp_path: Path) -> None:
     launched = start("--standby --standalone --nproc-per-node 2", steps=4000)
     launched.wait_for("rank 0 step 3")
-    standby = ready_standby(launched)
+    standby = ready_standby(launched, tmp_path / "logs")
     os.kill(pids_of(launched, 1)[0], signal.SIGKILL)
     launched.wait_for("rank 1 returns")
     assert pids_of(launched, 1)[-1] == standby.pid
@@ -245,10 +233,10 @@ def test_a_stand_by_becomes_the_lost_rank_and_is_followed_by_another(start: Star
     assert launched.wait() == 1
 
 
-def test_without_a_living_stand_by_a_new_process_is_started(start: Start) -> None:
+def test_without_a_living_stand_by_a_new_process_is_started(start: Start, tmp_path: Path) -> None:
     launched = start("--standby --standalone --nproc-per-node 2", steps=400)
     launched.wait_for("rank 0 step 3")
-    standby = ready_standby(launched)
+    standby = ready_standby(launched, tmp_path / "logs")
     os.kill(standby.pid, signal.SIGSTOP)
     os.kill(pids_of(launched, 1)[0], signal.SIGKILL)
     launched.wait_for("rank 1 returns")

@@ -37,6 +37,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "overlap": {"overlap": True},
     "unsharded": {"distributed_optimizer": False},
     "fp32": {"dtype": "fp32"},
+    "workers": {"extra": ["--num-workers", "2"]},  # forked processes, which inherit connections
 }
 
 
@@ -262,13 +263,13 @@ def arguments(job: tuple[str, str], megatron: str) -> dict[str, Any]:
     topology, variant = job
     # See support.matrix: after a restart core_v0.12 swaps which parameters of later pipeline stages decay.
     decay = ["--weight-decay", "0.0"] if (topology, megatron) == ("pp2dp2", "0.12") else []
+    own = {**TOPOLOGIES[topology], **VARIANTS[variant]}
     return {
-        **TOPOLOGIES[topology],
-        **VARIANTS[variant],
+        **own,
         "train_iters": ITERATIONS,
         "eval_interval": EVALUATE_EVERY,
         "save_interval": SAVE_EVERY,
-        "extra": [*FLAGS, *decay],
+        "extra": [*own.get("extra", ()), *FLAGS, *decay],
     }
 
 

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from mindio_tft_patch.adaptors.device.gloo import GlooDevice
+from mindio_tft_patch.adaptors.orphans import die_with_parent
 from mindio_tft_patch.errors import Interrupted
 from mindio_tft_patch.processor.progress import ProgressBoard
 
@@ -73,6 +74,7 @@ def forked_child() -> Iterator[None]:
     """A process that has inherited every descriptor of this one."""
     pid = os.fork()
     if pid == 0:
+        die_with_parent()
         signal.pause()
         os._exit(0)
     try:

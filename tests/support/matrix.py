@@ -35,6 +35,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 _ONLY: dict[str, tuple[str, ...]] = {"virtual": ("pp2dp2",), "virtual_overlap": ("pp2dp2",)}
 
 
+def trains(topology: str, variant: str, megatron: str) -> bool:
+    """Can this release of Megatron train such a job? core_v0.12 has no experts in fp16."""
+    return (topology, variant, megatron) != ("ep2dp4", "fp16", "0.12")
+
+
 @dataclass(frozen=True)
 class Moment:
     """When a rank dies.

@@ -25,7 +25,7 @@ class FakeStandby:
     def __init__(self, pid: int) -> None:
         self.process = FakeProcess(pid)
         self.ready = self.obedient = True
-        self.ended = self.closed = False
+        self.announced = self.ended = self.closed = False
 
     def accept(self, order: bytes) -> bool:
         return self.obedient

@@ -229,7 +229,9 @@ def test_a_folder_that_is_not_its_own_is_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_every_process(number: signal.Signals, tmp_path: Path) -> None:
-    with subprocess.Popen([*DEMO, "--out", str(tmp_path / "out")], stdout=subprocess.PIPE, text=True) as demo:
+    # A shell that starts tests in the background has them ignore interrupts, and their children with them.
+    command = ["env", "--default-signal", *DEMO, "--out", str(tmp_path / "out")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo:
         family: dict[int, psutil.Process] = {}
         deadline = time.monotonic() + 120
         while len(family) < 5 and time.monotonic() < deadline:  # the launcher and four ranks

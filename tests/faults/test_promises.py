@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -24,6 +25,7 @@ JOB = {"train_iters": ITERATIONS, "eval_interval": 6}
 NONE_WRITTEN = "none was written now; older checkpoints are as they were"
 DIES = "rank=1,moment=forward,step=6,kind=sigkill"
 LATE = "delay=0.5"  # behind the gate: the others have left it as well
+night = functools.partial(pytest.param, marks=pytest.mark.nightly)  # what tests in place and of the matrix cover too
 PATIENCE_SECONDS = 60.0  # TTP_OT of every job here
 
 
@@ -158,7 +160,7 @@ def test_a_fault_in_the_evaluation_after_training(starter: Starter, after_four: 
     check_dumped(broken, starter.save, 7, [1])
 
 
-@pytest.mark.parametrize("moment", ["forward", "after_gate", "between"])
+@pytest.mark.parametrize("moment", ["forward", night("after_gate"), "between"])
 def test_a_fault_around_an_iteration_whose_update_is_skipped(
     starter: Starter, unbroken: dict[str, Job], tmp_path_factory: pytest.TempPathFactory, moment: str
 ) -> None:
@@ -270,7 +272,7 @@ def test_sigterm_to_one_rank_saves(starter: Starter, whole: Job, after_four: Pat
         check_goes_on(starter, whole, broken, step)
 
 
-@pytest.mark.parametrize("targets", ["ranks", "launcher", "launcher and ranks"])
+@pytest.mark.parametrize("targets", [night("ranks"), night("launcher"), "launcher and ranks"])
 def test_sigterm_to_many_saves(starter: Starter, whole: Job, after_four: Path, targets: str) -> None:
     starter.begin_from(after_four)
     broken = hold_in_step_six(starter)
@@ -291,12 +293,11 @@ HANG = {"TFT_HANG_SECONDS": "5"}
 @pytest.mark.parametrize(
     ("where", "step"),
     [
-        ("moment=forward,step=6", 5),
-        (f"moment=in_update,step=6,{LATE}", 6),
-        ("moment=evaluate,step=6", 6),
-        ("moment=save_begin,step=6", 6),
+        night("moment=forward,step=6", 5, id="forward"),
+        pytest.param(f"moment=in_update,step=6,{LATE}", 6, id="update"),
+        night("moment=evaluate,step=6", 6, id="evaluation"),
+        pytest.param("moment=save_begin,step=6", 6, id="save"),
     ],
-    ids=["forward", "update", "evaluation", "save"],
 )
 def test_a_stopped_process_is_found_and_the_others_save(
     starter: Starter, after_four: Path, where: str, step: int
@@ -316,7 +317,7 @@ def test_a_data_loader_that_blocks_is_found(starter: Starter, whole: Job, after_
     check_goes_on(starter, whole, broken, 5)
 
 
-@pytest.mark.parametrize("moment", ["evaluate", "save_begin"])
+@pytest.mark.parametrize("moment", [night("evaluate"), "save_begin"])
 def test_a_long_evaluation_or_save_is_no_hang(starter: Starter, after_four: Path, moment: str) -> None:
     starter.begin_from(after_four)
     inject = f"rank=2,moment={moment},step=6,kind=slow,seconds=12"

@@ -1,6 +1,6 @@
 """With the replica layout a job computes what it computes without: loss, gradient norm and zero count, step by step.
 
-TFT_PARITY=all runs every topology; by default a sample.
+By day a sample of the topologies, at night (TFT_MATRIX=all) all of them.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ EXPERTS = {"dense": [0, 2], "expert": [0, 2]}
 MOE = {"num_experts": 4, "ep": 2}
 IN_FP32 = ("--accumulate-allreduce-grads-in-fp32",)  # what bf16 has by default
 CASES = [
-    Case("dp4", {}, HALVES, 6 + 12 * 2 / 4, sample=True),
-    Case("tp2 dp2 fp16", {"tp": 2, "dtype": "fp16"}, HALVES, 6 + 12 * 2 / 2, IN_FP32, sample=True, later=1e-5),
+    Case("dp4", {}, HALVES, 6 + 12 * 2 / 4),
+    Case("tp2 dp2 fp16", {"tp": 2, "dtype": "fp16"}, HALVES, 6 + 12 * 2 / 2, IN_FP32, later=1e-5),
     Case("pp2 dp2 overlap", {"pp": 2, "overlap": True}, {"dense": [0, 1]}, 6 + 12 * 2 / 2, sample=True),
     Case("ep2 dp4", MOE, EXPERTS, None, sample=True),
     Case("ep2 dp4 overlap", {**MOE, "overlap": True}, EXPERTS, None),
@@ -68,7 +68,7 @@ CASES = [
     Case("pp2 dp2 dp last", {"pp": 2}, HALVES, 6 + 12 * 2 / 2, ("--use-tp-pp-dp-mapping",)),
     Case("dp4 unsharded optimizer", {"distributed_optimizer": False}, {"dense": [0, 1, 2, 3]}, None),
 ]
-SELECTED = [case for case in CASES if case.sample or os.environ.get("TFT_PARITY") == "all"]
+BY_DAY = [pytest.param(case, id=case.name, marks=() if case.sample else pytest.mark.nightly) for case in CASES]
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def free_port() -> int:
                 return port
 
 
-@pytest.mark.parametrize("case", SELECTED, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", BY_DAY)
 def test_copies_of_the_optimizer_change_nothing_that_is_computed(
     case: Case, megatron: Version, data_prefix: str, tmp_path: Path
 ) -> None:

@@ -21,7 +21,7 @@ FLAGS = ("--enable-hbmfault-repair", "--enable-worker-reboot")
 DEFAULT_SIZE = 72
 _MOST_IN_A_JOB, _APART = 5, 2
 # Hangs take as long as it takes to be sure of one; jobs of one case take a start each, and some another to resume.
-_MOST_HANGS, _MOST_ALONE = 4, 5
+_MOST_HANGS, _MOST_ALONE = 4, 3
 HANG_SECONDS = 3
 
 TOPOLOGIES: dict[str, dict[str, Any]] = {

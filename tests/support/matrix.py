@@ -10,7 +10,7 @@ from typing import Any
 
 RANKS = 4
 ITERATIONS, EVALUATE_EVERY, SAVE_EVERY = 7, 3, 4
-DEFAULT_SEED, DEFAULT_SIZE = 20241129, 26
+DEFAULT_SEED, DEFAULT_SIZE = 20241129, 24
 
 TOPOLOGIES: dict[str, dict[str, Any]] = {
     "dp4": {},

@@ -53,6 +53,8 @@ from mindio_tft_patch.protocol.phases import Strategy
 
 log = logging.getLogger("mindio_tft_patch.launch")
 
+# A rank that has finished its training says so before it ends; its word may take another way than ours.
+_WORD_SECONDS = 2.0
 # How often an undisturbed agent looks at the rendezvous for new nodes; deaths and commands wake it at once.
 _IDLE_SECONDS = 0.5
 
@@ -81,6 +83,7 @@ class FaultTolerantAgent(LocalElasticAgent):  # type: ignore[misc]
         self._in_place: InPlace | None = None
         self._respawner: Respawner | None = None
         self._unstarted: set[int] = set()
+        self._quiet: list[Death] = []
         self._recoveries: Counter[Strategy] = Counter()
         # torchelastic sleeps this long between two looks; our look waits by itself, and wakes up for a death.
         self._worker_group.spec.monitor_interval = 0.0
@@ -134,7 +137,7 @@ class FaultTolerantAgent(LocalElasticAgent):  # type: ignore[misc]
         self._in_place = InPlace(workers, born, self._recoveries)
         self._reserve = self._open_reserve()
         self._respawner = Respawner(self._pcontext, workers, processes, self._reserve)
-        self._unstarted = set()
+        self._unstarted, self._quiet = set(), []
         self._signals.take_over()
         return pids
 
@@ -189,7 +192,7 @@ class FaultTolerantAgent(LocalElasticAgent):  # type: ignore[misc]
         # Whoever is replaced anyway has not died: a report would look like a death of the new process.
         died = self._take_in_deaths(processes, told={*lost, *vigil.ended} if vigil else set(lost), vigil=vigil)
         if control.aware():
-            for death in died:
+            for death in (*died, *self._ended_quietly()):
                 control.report_death(death.rank, describe_exit(death.code), death.pid)
         for rank in lost:
             self._restart(rank, control)
@@ -208,6 +211,7 @@ class FaultTolerantAgent(LocalElasticAgent):  # type: ignore[misc]
             return
         self._unstarted.discard(rank)
         self._deaths = [death for death in self._deaths if death.rank != rank]
+        self._quiet = [death for death in self._quiet if death.rank != rank]
 
     def _missing(self, processes: LocalProcesses) -> set[int]:
         """Ranks that have died and have no new process."""
@@ -281,20 +285,31 @@ class FaultTolerantAgent(LocalElasticAgent):  # type: ignore[misc]
     def _take_in_deaths(self, processes: LocalProcesses, told: set[int], vigil: Vigil | None) -> list[Death]:
         """Ranks that have died since the last look; not those that ended because they were told to.
 
-        A rank that ends with exit code 0 has not died: torchrun goes on too, and the controller knows whether the rank
-        had finished its training.
+        A rank that ends with exit code 0 is kept for `_ended_quietly`.
         """
         now = time.monotonic()
         verdict = vigil is not None and vigil.verdict is not None
-        died = [
+        ended = [
             Death(rank, processes.pids[rank], code, now)
             for rank, code in sorted(processes.look().items())
-            if code not in (0, EXIT_CODE) and not verdict and rank not in told
+            if code != EXIT_CODE and not verdict and rank not in told
         ]
+        self._quiet += [death for death in ended if death.code == 0]
+        died = [death for death in ended if death.code != 0]
         for death in died:
             log.error("rank %d (pid %d) %s", death.rank, death.pid, describe_exit(death.code))
         self._deaths.extend(died)
         return died
+
+    def _ended_quietly(self) -> list[Death]:
+        """Ranks whose exit code 0 is to be reported now.
+
+        It is no fault if the rank had finished its training, which only the controller knows.
+        """
+        now = time.monotonic()
+        due = [death for death in self._quiet if now - death.seconds >= _WORD_SECONDS]
+        self._quiet = [death for death in self._quiet if death not in due]
+        return due
 
     def _ask_to_terminate(self, control: Control, vigil: Vigil) -> None:
         vigil.ask_to_end()

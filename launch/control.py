@@ -20,6 +20,7 @@ from mindio_tft_patch.protocol.phases import FaultKind
 log = logging.getLogger("mindio_tft_patch.launch")
 
 _AWARE_KEY = "ranks_have_registered"
+_LOOK_SECONDS = 2.0  # a launcher that runs looks at least this often
 _ADDRESS_VARIABLES = ("TTP_ADDR", "CONTROLLER_ADDR", "PROCESSOR_ADDR")
 
 
@@ -58,17 +59,25 @@ class Control:
     Args:
         store: the job's store (adaptors.job_store).
         silence_seconds: the controller counts as lost after being silent for so long.
+        clock: monotonic seconds.
     """
 
     def __init__(
-        self, store: Store, client: AgentClient, server: ControllerServer | None, silence_seconds: float
+        self,
+        store: Store,
+        client: AgentClient,
+        server: ControllerServer | None,
+        silence_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._client = client
         self._server = server
         self._silence_seconds = silence_seconds
         self._aware = False
-        self._heard_at = time.monotonic()
+        self._clock = clock
+        self._looked_at = clock()
+        self._silent_seconds = 0.0
 
     @property
     def attempt(self) -> int:
@@ -110,15 +119,17 @@ class Control:
 
     def lost(self) -> str:
         """Why the controller cannot be heard any more; empty: all is well."""
-        now = time.monotonic()
-        if self._client.connected:
-            self._heard_at = now
-        silent_seconds = now - self._heard_at
-        if silent_seconds <= self._silence_seconds:
+        now = self._clock()
+        # A launcher that was stopped itself (SIGSTOP, a machine that sleeps) has not listened all that time.
+        self._silent_seconds += min(now - self._looked_at, _LOOK_SECONDS)
+        self._looked_at = now
+        if self._client.connected or (self._server is not None and self._server.alive):
+            self._silent_seconds = 0.0
+        if self._silent_seconds <= self._silence_seconds:
             return ""
         return (
-            f"the controller has been silent for {silent_seconds:.0f} s: the launcher of node 0, or the network to it, "
-            "is gone"
+            f"the controller has been silent for {self._silent_seconds:.0f} s: the launcher of node 0, or the network "
+            "to it, is gone"
         )
 
     def close(self) -> None:

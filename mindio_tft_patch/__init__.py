@@ -5,9 +5,11 @@ What the import does, and all that it does:
 - in a training process with --enable-high-availability (or HIGH_AVAILABILITY set): patches Megatron;
 - in a training process that asks for --help: adds the flags to Megatron's parser;
 - on a machine without accelerator, when the job asks for gloo: lets the CPU stand in for the device;
-- in the script of torchrun itself: lengthens torchrun's patience with survivors.
+- in the script of torchrun itself: lengthens torchrun's patience with survivors;
+- everywhere: makes the names of the MindIO TFT SDK (`mindio_ttp`) importable where the original is not installed.
 
-Otherwise nothing is imported, patched or started.
+When it is imported only because one of those names was, nothing is patched. Otherwise nothing is imported, patched or
+started.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from mindio_tft_patch import old_names
 from mindio_tft_patch.config import Config, process_config
 from mindio_tft_patch.errors import ConfigError, PatchError, TftError, UnsupportedError
 from mindio_tft_patch.program import Program, program_of
@@ -59,25 +62,55 @@ def activate(argv: Sequence[str] | None = None, environ: Mapping[str, str] | Non
         return
     config = process_config(environ, argv)
     if program is Program.TORCHRUN:
-        from mindio_tft_patch.launch.patience import lengthen_patience
-
-        lengthen_patience(config)
+        _lengthen_patience(config)
         return
     if _cpu_may_stand_in(argv, environ):
         from mindio_tft_patch.adaptors.device import cpu
 
         if cpu.wanted(argv, environ):
             cpu.install_cpu_stand_in()
+    if config.adaptor == "own":
+        return  # the framework brings handlers of its own (adaptors/porting)
     if config.high_availability and _Process.installation is None:
-        from mindio_tft_patch.adaptors.megatron.install import Installation
-
-        made = Installation(config)
-        made.apply()
-        _Process.installation = made
+        old_names.warn_of_original(environ)
+        _Process.installation = _installed(config)
     elif "--help" in argv or "-h" in argv:
-        from mindio_tft_patch.adaptors.megatron.arguments import add_flags_to_help
+        _add_flags_to_help()
 
-        add_flags_to_help()
+
+def _add_flags_to_help() -> None:
+    from mindio_tft_patch.adaptors.megatron_legacy.tree import find_tree
+
+    if find_tree() is not None:
+        from mindio_tft_patch.adaptors.megatron_legacy.install import add_flags_to_help
+    else:
+        from mindio_tft_patch.adaptors.megatron.arguments import add_flags_to_help
+    add_flags_to_help()
+
+
+def _installed(config: Config) -> Installation:
+    """Patch Megatron now; where MindSpeed-LLM may want to patch it first, as soon as it has."""
+    from mindio_tft_patch.adaptors.megatron_legacy.tree import find_tree
+
+    if find_tree() is not None:
+        from mindio_tft_patch.adaptors.megatron_legacy.install import LegacyInstallation
+
+        legacy = LegacyInstallation(config)
+        legacy.start()
+        return legacy
+    from mindio_tft_patch.adaptors.mindspeed_llm.detection import beside_megatron
+
+    if beside_megatron():
+        from mindio_tft_patch.adaptors.mindspeed_llm.install import DeferredInstallation
+
+        deferred = DeferredInstallation(config)
+        deferred.prepare()
+        return deferred
+    from mindio_tft_patch.adaptors.megatron.install import Installation
+
+    made = Installation(config)
+    made.apply()
+    return made
 
 
 def _in_child_of_training() -> bool:
@@ -94,4 +127,19 @@ def _cpu_may_stand_in(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
     return environ.get("TFT_DEVICE", "") == "cpu" or any("--distributed-backend" in word for word in argv)
 
 
-activate()
+def _lengthen_patience(config: Config) -> None:
+    from mindio_tft_patch.launch.patience import lengthen_patience
+
+    lengthen_patience(config)
+
+
+def _imported() -> None:
+    """What the import does."""
+    old_names.install()
+    if not old_names.imported_by_old_name():
+        activate()
+    elif program_of(sys.argv[0] if sys.argv else "", sys.modules, sys.orig_argv) is Program.TORCHRUN:
+        _lengthen_patience(process_config(os.environ, []))
+
+
+_imported()

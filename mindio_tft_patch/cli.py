@@ -1,5 +1,5 @@
-"""`mindio-tft`: looks at an installation (`patches`), at a job before it starts (`doctor`), and puts a job under faults
-on purpose (`drill`).
+"""`mindio-tft`: looks at an installation (`patches`), at a job before it starts (`doctor`), puts a job under faults on
+purpose (`drill`), and writes the keys of a job whose controller is a cluster manager's (`keys`).
 
 Exit codes: 0 all is well, 1 something will not hold, 2 wrong use of this command.
 """
@@ -34,6 +34,8 @@ def run(argv: Sequence[str], environ: os._Environ[str] | dict[str, str]) -> int:
     try:
         if options.subcommand == "patches":
             return _patches(options, environ)
+        if options.subcommand == "keys":
+            return _keys(options)
         if not training:
             example = _EXAMPLE.format(options.subcommand)
             parser.error(f"the training command is missing; it follows after `--`: {example}")
@@ -58,6 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     patches = commands.add_parser("patches", help="what is changed in the installed Megatron, and whether it fits")
     patches.add_argument("--argv", default="", metavar="FLAGS", help="flags of the training job, in one word")
     patches.add_argument("--log", type=Path, metavar="DIR", help="log folder of a job: shows what it reached")
+    keys = commands.add_parser("keys", help="writes new keys of the control channel, for TFT_KEYS")
+    keys.add_argument("file", type=Path, metavar="FILE", help="must not exist; only you will be able to read it")
     doctor = commands.add_parser(
         "doctor",
         usage="mindio-tft doctor [--json] -- <the training command>",
@@ -85,6 +89,14 @@ def _patches(options: argparse.Namespace, environ: os._Environ[str] | dict[str, 
         report = patch_report.with_calls(report, options.log)
     patch_view.show(report, as_json=options.json)
     return 0 if report.holds else 1
+
+
+def _keys(options: argparse.Namespace) -> int:
+    from mindio_tft_patch.protocol.keys import new_keys, write_keys
+
+    write_keys(options.file, new_keys())
+    print(f"{options.file} holds new keys. Give the file to the controller and to all ranks, in TFT_KEYS.")
+    return 0
 
 
 def _doctor(options: argparse.Namespace, training: list[str], environ: os._Environ[str] | dict[str, str]) -> int:

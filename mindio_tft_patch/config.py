@@ -41,7 +41,14 @@ class Config:
         return_seconds: how long the other ranks wait for a process that is started anew.
         scrub_interval: steps between two comparisons of the copies of each shard; 0: none.
         scrub_action: what follows when they differ: warn, dump or stop.
+        adaptor: whose handlers carry recoveries out: megatron (installed by the import), or own (the framework's).
+        mindspeed: who protects a job of MindSpeed-LLM: plugin or sdk (its own feature, as a client of the SDK's names).
+        old_names: whose modules `import mindio_ttp` finds: ours, real, or auto (a real one when it is installed).
+        mindspore: the framework is MindSpore; counts for the functions of the SDK only, as the next two do.
+        framework_type: TTP_FRAMEWORK_TYPE; 1: `replica_shift` says which ranks hold the same.
+        stops_before_dump: TTP_STOP_CLEAN_BEFORE_DUMP; the callbacks stop and clean run before a checkpoint is written.
         controller_external: the controller runs in the launcher, not in rank 0.
+        keys_path: key file of a controller that has no store in common with the ranks (protocol.keys).
         warnings: what was replaced by a default, and why.
     """
 
@@ -55,6 +62,7 @@ class Config:
     controller_address: str = "127.0.0.1"
     port: int = 8000
     encrypted: bool = True
+    keys_path: Path | None = None
     retry_times: int = 10
     dump_timeout_seconds: float = 120.0
     phase_timeout_seconds: float = 180.0
@@ -69,6 +77,12 @@ class Config:
     scrub_interval: int = 0
     scrub_action: str = "warn"
     device: str = "auto"
+    adaptor: str = "megatron"
+    mindspeed: str = "plugin"
+    old_names: str = "auto"
+    mindspore: bool = False
+    framework_type: int = 0
+    stops_before_dump: bool = False
 
     log_path: Path = Path("logs")
     log_level: str = "INFO"
@@ -98,6 +112,14 @@ class Config:
         """A flag asks for recoveries that keep the job up."""
         return self.hbmfault_repair or self.worker_reboot or self.no_replica
 
+    @property
+    def controller_of_cluster(self) -> bool:
+        """The controller is the cluster manager's, which has no store in common with the ranks."""
+        return self.controller_external and not self.started_by_ttprun
+
+
+_SHOWN = 100  # of a value that cannot be used
+
 
 class _Reader:
     """Reads variables with ranges; collects a warning for each that is replaced by its default."""
@@ -118,7 +140,9 @@ class _Reader:
         except ValueError:
             value = float("nan")
         if not low <= value <= high:
-            self.warn(f"{name}={text!r} is not a number from {low:g} to {high:g}; using the default {default:g}.")
+            self.warn(
+                f"{name}={_shortened(text)} is not a number from {low:g} to {high:g}; using the default {default:g}."
+            )
             return default
         return value
 
@@ -126,10 +150,16 @@ class _Reader:
         text = self.environ.get(name)
         if text is None or text == "":
             return default
-        if not text.strip().isdecimal() or not low <= int(text) <= high:
-            self.warn(f"{name}={text!r} is not a whole number from {low} to {high}; using the default {default}.")
+        try:
+            value = int(text) if text.strip().isdecimal() else low - 1
+        except ValueError:  # so many digits that Python does not read them
+            value = low - 1
+        if not low <= value <= high:
+            self.warn(
+                f"{name}={_shortened(text)} is not a whole number from {low} to {high}; using the default {default}."
+            )
             return default
-        return int(text)
+        return value
 
     def choice(self, name: str, default: str, allowed: Sequence[str]) -> str:
         text = self.environ.get(name)
@@ -154,6 +184,10 @@ class _Reader:
         return text.strip("[]")
 
 
+def _shortened(text: str) -> str:
+    return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r} and {len(text) - _SHOWN} characters more"
+
+
 def flags_of(argv: Sequence[str]) -> frozenset[str]:
     """Feature flags present in a command line."""
     return frozenset(word for word in argv if word == MASTER_FLAG or word in FEATURE_FLAGS)
@@ -164,6 +198,8 @@ def _switched_by_environment(reader: _Reader, flags: frozenset[str]) -> frozense
     wanted = set(flags)
     for word in filter(None, (part.strip() for part in text.split(","))):
         flag = _SWITCHES.get(word)
+        if word == "exit":
+            continue  # a cluster manager lists it too; it is always possible
         if flag is None:
             reader.warn(f"HIGH_AVAILABILITY: {word!r} is none of {', '.join(_SWITCHES)}; ignored.")
             continue
@@ -217,6 +253,7 @@ def read_config(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
         controller_address=reader.address("PROCESSOR_ADDR", base),
         port=reader.integer("TTP_PORT", 8000, 1024, 65535),
         encrypted=reader.choice("TTP_TLS", "1", ("0", "1")) == "1",
+        keys_path=Path(environ["TFT_KEYS"]) if environ.get("TFT_KEYS") else None,
         retry_times=reader.integer("TTP_RETRY_TIMES", 10, 1, 300),
         dump_timeout_seconds=reader.number("TTP_OT", 120.0, 1.0, 86400.0),
         phase_timeout_seconds=reader.number("TTP_NORMAL_ACTION_TIME_LIMIT", 180.0, 30.0, 1800.0),
@@ -231,6 +268,12 @@ def read_config(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
         scrub_interval=reader.integer("TFT_SCRUB_INTERVAL", 0, 0, 10**9),
         scrub_action=reader.choice("TFT_SCRUB_ACTION", "warn", ("warn", "dump", "stop")),
         device=reader.choice("TFT_DEVICE", "auto", ("auto", "cpu", "cuda", "npu")),
+        adaptor=reader.choice("TFT_ADAPTOR", "megatron", ("megatron", "own")),
+        mindspeed=reader.choice("TFT_MINDSPEED", "plugin", ("plugin", "sdk")),
+        old_names=reader.choice("TFT_MINDIO_TTP", "auto", ("auto", "ours", "real")),
+        mindspore=environ.get("MINDIO_FOR_MINDSPORE", "").lower() in ("true", "1"),
+        framework_type=reader.integer("TTP_FRAMEWORK_TYPE", 0, 0, 1),
+        stops_before_dump=reader.choice("TTP_STOP_CLEAN_BEFORE_DUMP", "0", ("0", "1")) == "1",
         log_path=_log_path(reader),
         log_level=reader.choice("TTP_LOG_LEVEL", "INFO", ("DEBUG", "INFO", "WARNING", "ERROR")),
         log_per_process=reader.choice("TTP_LOG_MODE", "PER_PROC", ("ONLY_ONE", "PER_PROC")) == "PER_PROC",

@@ -1,6 +1,6 @@
 """Helpers for tests, shipped for those who write an adaptor: fakes, and a contract test of handlers.
 
-Nothing of the product imports this module.
+Nothing of the product imports this module, or contract.py and rehearsal.py behind it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import queue
 import threading
 from dataclasses import dataclass, field
 
+from mindio_tft_patch.contract import lacks
 from mindio_tft_patch.errors import RecoveryError
 from mindio_tft_patch.processor.handlers import Handlers, Outcome
 from mindio_tft_patch.protocol.messages import (
@@ -22,7 +23,19 @@ from mindio_tft_patch.protocol.messages import (
     UpMessage,
     Welcome,
 )
-from mindio_tft_patch.protocol.phases import PATHS, Phase, Strategy
+from mindio_tft_patch.protocol.phases import Phase, Strategy
+from mindio_tft_patch.rehearsal import Rehearsal, rehearse
+
+__all__ = [
+    "FakeChannel",
+    "FakeClock",
+    "FakeHandlers",
+    "FakeStore",
+    "Rehearsal",
+    "check_handlers",
+    "command",
+    "plan_for_tests",
+]
 
 
 class FakeClock:
@@ -181,6 +194,10 @@ class FakeHandlers:
         """Note the call."""
         return self._carry_out(Phase.DUMP, self.checkpoint)
 
+    def pause(self, plan: Plan) -> Outcome:
+        """Note the call."""
+        return self._carry_out(Phase.PAUSE)
+
     def _carry_out(self, phase: Phase, detail: str = "") -> Outcome:
         self.called.append(phase.value)
         if phase in self.failing:
@@ -188,27 +205,21 @@ class FakeHandlers:
         return Outcome(detail=detail)
 
 
-def check_handlers(handlers: Handlers, *, rank: int) -> None:
-    """Contract test of an adaptor's handlers that needs no fault: shapes and names, nothing is carried out.
+def check_handlers(handlers: Handlers, *, rank: int, rehearsal: Rehearsal | None = None) -> None:
+    """Contract test of a framework's handlers that needs no fault; docs/porting.md says what the points are.
+
+    Args:
+        handlers: those to be checked, once the trainer is ready; with a rehearsal `porting.Protection.handlers`.
+        rank: this rank.
+        rehearsal: carry out what is offered, together with all other ranks, with these hooks; None: only look.
 
     Raises:
-        AssertionError: the handlers break the contract; says where.
+        AssertionError: the handlers break the contract; a line for each lack, "point 10 (repair): ...".
     """
-    # A phase is a method of the same name; exit is the guard's own.
-    for phase in Phase:
-        if phase is not Phase.EXIT:
-            assert callable(getattr(handlers, phase.value, None)), f"there is no method {phase.value}"
-    offered = handlers.strategies()
-    assert set(offered) <= set(PATHS), f"unknown strategies: {offered}"
-    for replica_set in handlers.replica_sets():
-        ranks = replica_set.ranks
-        assert list(ranks) == sorted(set(ranks)), f"{replica_set.name}: ranks are not ascending: {ranks}"
-        assert rank in ranks, f"{replica_set.name}: rank {rank} is not a member of its own replica set {ranks}"
-    commit = handlers.commit_state()
-    assert commit.step >= 0, f"commit_state: step {commit.step} is negative"
-    for name, step in (("at_gate", commit.at_gate), ("updating", commit.updating)):
-        assert step in (None, commit.step + 1), f"commit_state: {name} is {step}, but step is {commit.step}"
-    assert handlers.commit_state() == commit, "commit_state changes by being asked"
+    found = lacks(handlers, rank)
+    if rehearsal is not None and not found:
+        found = rehearse(handlers, rank, rehearsal)
+    assert not found, "the handlers break the contract:\n" + "\n".join(f"  - {sentence}" for sentence in found)
 
 
 def plan_for_tests(

@@ -15,7 +15,6 @@ _OTHERS = frozenset(
         "TFT_MATRIX_SEED",
         "TFT_MATRIX_SIZE",
         "TFT_IN_PLACE_SIZE",
-        "TFT_PARITY",
         "TFT_INJECT",
         "TFT_INJECT_STATE",
     }

@@ -6,7 +6,7 @@ demonstrations and for trying out a fault without hardware; it never replaces a 
 
 This file decides and installs; `cpu_torch.py` is the table of what stands in for what in torch,
 `cpu_distributed.py` the little that gloo needs, and `cpu_megatron.py` the table of corrections that Megatron itself
-needs once it is imported.
+needs once it is imported. `cpu_legacy.py` has what the Megatron-LM of 2023 needs in addition.
 """
 
 from __future__ import annotations
@@ -87,11 +87,12 @@ def _install(registry: Registry) -> None:
     if "CUDA_DEVICE_MAX_CONNECTIONS" not in os.environ:
         registry.set_environment(os.environ, "CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
-    from mindio_tft_patch.adaptors.device import cpu_distributed, cpu_megatron, cpu_torch
+    from mindio_tft_patch.adaptors.device import cpu_distributed, cpu_legacy, cpu_megatron, cpu_torch
 
     cpu_torch.install(registry)
     cpu_distributed.install(registry)
     cpu_megatron.install(registry)
+    cpu_legacy.install(registry)
     registry.rebind_importers(sys.modules, prefix="megatron")
 
 

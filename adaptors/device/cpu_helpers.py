@@ -41,7 +41,7 @@ class _HelpersFinder(importlib.abc.MetaPathFinder):
         for folder in path or ():
             source = Path(folder) / "helpers.cpp"
             if source.is_file():
-                library = _compiled(source)
+                library = compiled(source)
                 loader = importlib.machinery.ExtensionFileLoader(fullname, str(library))
                 return importlib.util.spec_from_file_location(fullname, library, loader=loader)
         return None
@@ -53,7 +53,7 @@ def install() -> None:
         sys.meta_path.append(_HelpersFinder())
 
 
-def _compiled(source: Path) -> Path:
+def compiled(source: Path) -> Path:
     """Return the path of the compiled helpers, from the cache where possible."""
     suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
     # The content names the folder, so two Megatron versions never share a library.

@@ -20,6 +20,7 @@ from mindio_tft_patch.adaptors.device.cpu_registry import Registry
 from mindio_tft_patch.adaptors.device.cpu_streams import Device, Event, Stream
 
 CPU = torch.device("cpu")
+_ACCELERATORS = ("cuda", "npu")
 
 # fmt: off
 _FACTORIES = (
@@ -248,11 +249,14 @@ def _compile_nothing(model: Callable[..., Any] | None = None, **_kwargs: object)
 
 
 def _is_cuda(device: object) -> bool:
-    """Return whether a device argument means CUDA: an index, 'cuda', 'cuda:1' or such a torch.device."""
+    """Return whether a device argument means the accelerator: an index, 'cuda', 'cuda:1' or such a torch.device.
+
+    MindSpeed calls its device 'npu' in some places and 'cuda' in others.
+    """
     if isinstance(device, torch.device):
-        return bool(device.type == "cuda")
+        return device.type in _ACCELERATORS
     if isinstance(device, str):
-        return device.partition(":")[0] == "cuda"
+        return device.partition(":")[0] in _ACCELERATORS
     return isinstance(device, int) and not isinstance(device, bool)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -93,9 +93,14 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
 
 
 class Unconnected:
-    """While entered: groups are made without connections, and collectives are answered here."""
+    """While entered: groups are made without connections, and collectives are answered here.
 
-    def __init__(self) -> None:
+    Args:
+        packages: whose modules may have taken functions of torch.distributed by name before.
+    """
+
+    def __init__(self, packages: Iterable[str] = ("megatron",)) -> None:
+        self._packages = tuple(packages)
         self._registry = Registry()
         self._stand_ins: dict[int, tuple[Any, Any]] = {}
 
@@ -121,7 +126,8 @@ class Unconnected:
         for name, answer in _ANSWERS.items():
             if hasattr(c10d, name):
                 self._answer(name, answer)
-        self._registry.rebind_importers(sys.modules, prefix="megatron")
+        for package in self._packages:
+            self._registry.rebind_importers(sys.modules, prefix=package)
         log.info("set-up without the other ranks: collectives are answered here until communication is rebuilt")
 
     def leave(self) -> None:

@@ -233,6 +233,7 @@ def _plan(case: _Case) -> storage.Plan:
 def _job(case: _Case) -> Job:
     refused = any(found.severity is validate.Severity.ERROR for found in validate.check(case.facts))
     refused = refused or any(found.level is Level.ERROR for found in software.judge_in_place(case.read, case.config))
+    placeable = case.arguments.get("dataloader_type") != "external"
     return Job(
         protected=case.config.high_availability,
         launcher=case.command.launcher,
@@ -242,8 +243,8 @@ def _job(case: _Case) -> Job:
         patience_seconds=case.config.dump_timeout_seconds,
         hang_seconds=case.config.hang_seconds,
         repairs=case.config.hbmfault_repair,
-        reboots=case.config.worker_reboot,
-        reloads=case.config.no_replica,
+        reboots=case.config.worker_reboot and placeable,
+        reloads=case.config.no_replica and placeable,
         return_seconds=case.config.return_seconds,
         budget=case.config.restart_budget,
         static=case.launch.static,

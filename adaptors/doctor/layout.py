@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mindio_tft_patch.adaptors.megatron.replica_layout import parts
+from mindio_tft_patch.adaptors.porting.replica_layout import parts
 from mindio_tft_patch.protocol.messages import ReplicaSet
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mindio_tft_patch.adaptors.doctor.findings import Finding, error, ok, warning
 from mindio_tft_patch.adaptors.doctor.sizes import in_words
-from mindio_tft_patch.adaptors.megatron.checkpoint_files import ASIDE_PREFIX, TEMPORARY_PREFIX, TRACKER, folder_name
+from mindio_tft_patch.adaptors.porting.checkpoint_files import ASIDE_PREFIX, TEMPORARY_PREFIX, TRACKER, folder_name
 
 AREA = "save"
 _PROBE_BYTES = 16 << 20

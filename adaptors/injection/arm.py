@@ -25,11 +25,22 @@ log = logging.getLogger("mindio_tft_patch.injection")
 
 
 class Rank(Protocol):
-    """What is needed of adaptors.megatron.session.Session."""
+    """What is needed of a rank; adaptors.megatron.session.Session, or porting.faults.Ported."""
 
-    config: Config
-    board: ProgressBoard
-    gate: Any
+    @property
+    def config(self) -> Config:
+        """Flags and variables."""
+        ...
+
+    @property
+    def board(self) -> ProgressBoard:
+        """Where moments come from."""
+        ...
+
+    @property
+    def gate(self) -> Any:
+        """The commit gate (porting.gate.StepGate)."""
+        ...
 
     @property
     def training(self) -> Any:
@@ -43,7 +54,7 @@ class Rank(Protocol):
 
 
 def arm(session: Rank, environ: Mapping[str, str], version: str) -> None:
-    """Let the schedule of TFT_INJECT happen to this rank; without one nothing is done.
+    """Let the schedule of TFT_INJECT happen to this rank of Megatron; without one nothing is done.
 
     version: of Megatron core.
 
@@ -51,20 +62,37 @@ def arm(session: Rank, environ: Mapping[str, str], version: str) -> None:
         ConfigError: the schedule makes no sense.
         PatchError: a function of Megatron that marks a moment is not there.
     """
+    injector = _injector(session, environ)
+    if injector is not None:
+        moments.add(session.board, session.gate, version)
+        session.board.listen(injector)
+
+
+def arm_framework(rank: Rank, environ: Mapping[str, str]) -> None:
+    """The same for a rank of any other framework, when its model exists.
+
+    Raises:
+        ConfigError: the schedule makes no sense.
+    """
+    injector = _injector(rank, environ)
+    if injector is not None:
+        moments.add_to_framework(rank.board, rank.gate, rank.training.model)
+        rank.board.listen(injector)
+
+
+def _injector(rank: Rank, environ: Mapping[str, str]) -> FaultInjector | None:
     schedule = read_schedule(environ.get(VARIABLE, ""))
     if not schedule:
-        return
-    config = session.config
+        return None
+    config = rank.config
     folder = environ.get(STATE_VARIABLE)
     injector = FaultInjector(
         schedule,
         config.rank,
-        {**kinds(), **_adaptor_kinds(session)},
-        returning=lambda: session.returning,
+        {**kinds(), **_adaptor_kinds(rank)},
+        returning=lambda: rank.returning,
         fired=FiredFaults(Path(folder)) if folder else None,
     )
-    moments.add(session.board, session.gate, version)
-    session.board.listen(injector)
     if config.local_rank == 0:
         log.warning(
             "%s is set: %d fault(s) will be injected into this job on purpose: %s",
@@ -72,6 +100,7 @@ def arm(session: Rank, environ: Mapping[str, str], version: str) -> None:
             len(schedule),
             environ[VARIABLE],
         )
+    return injector
 
 
 def _adaptor_kinds(session: Rank) -> dict[str, Act]:

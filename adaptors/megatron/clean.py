@@ -6,7 +6,6 @@ from mindio_tft_patch.adaptors.device.interface import Device
 from mindio_tft_patch.adaptors.megatron.gate import CommitGate
 from mindio_tft_patch.processor.handlers import Outcome
 from mindio_tft_patch.protocol.messages import Plan
-from mindio_tft_patch.protocol.phases import Strategy
 
 
 def clean(plan: Plan, *, device: Device, gate: CommitGate, rank: int) -> Outcome:
@@ -18,10 +17,6 @@ def clean(plan: Plan, *, device: Device, gate: CommitGate, rank: int) -> Outcome
         RecoveryError: the target step cannot be reached here.
     """
     device.clean()
-    # Past the target are only ranks that will put back what they have kept of it: later steps are corrupt.
-    past = plan.strategy is Strategy.DUMP and gate.completed > plan.target_step
-    if plan.strategy is not Strategy.RELOAD and rank not in plan.faulty and not past:
-        gate.finish(plan.target_step)
-    gate.abandon()
+    gate.settle(plan, rank)
     device.synchronize()
     return Outcome()

@@ -9,48 +9,13 @@ that is repeated.
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from mindio_tft_patch.adaptors.porting.rewindable import Rewindable
+
 log = logging.getLogger("mindio_tft_patch.rollback")
-
-
-class Rewindable:
-    """An iterator that can hand out again what was taken since the last `advance`."""
-
-    def __init__(self, inner: Iterator[Any]) -> None:
-        self._inner = inner
-        self._taken: list[Any] = []
-        self._again: deque[Any] = deque()
-
-    def __iter__(self) -> Rewindable:
-        return self
-
-    def __next__(self) -> Any:
-        value = self._again.popleft() if self._again else next(self._inner)
-        # What the training step does to the dictionary must not be seen the second time.
-        self._taken.append(dict(value) if isinstance(value, dict) else value)
-        return value
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def advance(self) -> None:
-        """A step is complete: what was taken is used up."""
-        self._taken.clear()
-
-    def rewind(self) -> None:
-        """Hand out again what was taken since the last advance()."""
-        self._again.extendleft(reversed(self._taken))
-        self._taken.clear()
-
-    def replace(self, inner: Iterator[Any]) -> None:
-        """Go on with another iterator."""
-        self._inner = inner
-        self._taken.clear()
-        self._again.clear()
 
 
 @dataclass
@@ -64,9 +29,14 @@ class _Loader:
     def from_sample(self, consumed: int) -> Iterator[Any]:
         """A new iterator that begins behind `consumed` samples."""
         self.loader.batch_sampler.consumed_samples = 0 if self.whole else consumed
-        return self._endless() if self.cyclic else iter(self.loader)
+        if not self.cyclic:
+            return iter(self.loader)
+        # Beginning to iterate draws from torch's generator. In the middle of the data that was done long ago, and must
+        # not happen within the next step; at its beginning the first step does it.
+        return self._endless(iter(self.loader) if consumed and not self.whole else ())
 
-    def _endless(self) -> Iterator[Any]:
+    def _endless(self, begun: Iterable[Any]) -> Iterator[Any]:
+        yield from begun
         while True:
             yield from self.loader
 
@@ -118,6 +88,11 @@ class DataSource:
             # Megatron checks for its own class, so ours goes inside it.
             self.train = [_inside(one) for one in _listed(train) if one is not None]
             self._valid = [one for one in _listed(valid) if one is not None]
+
+    @property
+    def can_place_training(self) -> bool:
+        """The training data can be read again from a given sample on; so too where this rank reads none."""
+        return not self.train or len([one for one in self._train_loaders if one is not None]) == len(self.train)
 
     @property
     def can_place_validation(self) -> bool:

@@ -24,11 +24,11 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from mindio_tft_patch.adaptors.megatron import checkpoint_files as files
 from mindio_tft_patch.adaptors.megatron.bucket_groups import drop_handles
 from mindio_tft_patch.adaptors.megatron.save_here import checkpointing_module, saving_into
 from mindio_tft_patch.adaptors.megatron.shard_holders import find_holders, refresh_parameters, speaking
-from mindio_tft_patch.adaptors.megatron.survivors import SurvivorsWorld, no_check
+from mindio_tft_patch.adaptors.porting import checkpoint_files as files
+from mindio_tft_patch.adaptors.porting.survivors import SurvivorsWorld, no_check
 from mindio_tft_patch.errors import DumpError
 from mindio_tft_patch.processor.handlers import Outcome
 from mindio_tft_patch.protocol.messages import Plan
@@ -39,7 +39,7 @@ FORMATS = ("torch", "torch_dist")
 MODEL_FILE, OPTIMIZER_FILE = "model_optim_rng.pt", "distrib_optim.pt"
 
 # Wall clock, to compare with the times of files. This module is imported before the first step.
-_PROCESS_BEGAN = time.time()
+PROCESS_BEGAN = time.time()
 
 
 def write_dump(
@@ -56,6 +56,7 @@ def write_dump(
     save: Callable[..., Any] | None = None,
     check: Callable[[], None] = no_check,
     extra_files: Mapping[str, bytes] | None = None,
+    not_before: float = PROCESS_BEGAN,
 ) -> Outcome:
     """Write the checkpoint of `iteration`, together with the other participants of the plan.
 
@@ -67,6 +68,7 @@ def write_dump(
         save: Megatron's save_checkpoint; None: whichever is bound now.
         check: called while waiting for other ranks; raises to give up.
         extra_files: small files to lay beside the checkpoint, by name; the first participant that has one decides.
+        not_before: wall-clock seconds; a checkpoint of this step that has an older file is not this job's.
 
     Returns:
         detail: path of the checkpoint; bytes_moved: bytes that this rank has written.
@@ -77,7 +79,7 @@ def write_dump(
     _refuse(args)
     began = time.monotonic()
     world = SurvivorsWorld(plan.participants, attempt=attempt, deadline=began + deadline_seconds, check=check)
-    job = _Dump(Path(args.save), iteration, args, world)
+    job = _Dump(Path(args.save), iteration, args, world, not_before)
     with _without_collector(), world, _told_to_all(world, job):
         job.lap("meet")
         holders = find_holders(optimizer, plan, world)
@@ -114,6 +116,7 @@ def write_dump(
 class _Dump:
     """The files of one dump, seen from one rank.
 
+    not_before: wall-clock seconds; a checkpoint of this step that has an older file is not this job's.
     temporary: folder that is written; None until it exists.
     writes_model, writes_optimizer: in `torch` format, which files of its model-parallel position this rank writes.
     """
@@ -122,6 +125,7 @@ class _Dump:
     step: int
     args: Any
     world: SurvivorsWorld
+    not_before: float = PROCESS_BEGAN
     temporary: Path | None = None
     writes_model: bool = False
     writes_optimizer: bool = False
@@ -137,7 +141,7 @@ class _Dump:
 
     def begin(self) -> str | None:
         """On the leader: path of the checkpoint, if this job has completed it before the fault."""
-        ready = files.existing_checkpoint(self.save, self.step, not_before=_PROCESS_BEGAN)
+        ready = files.existing_checkpoint(self.save, self.step, not_before=self.not_before)
         if ready is None:
             return None
         if files.read_tracker(self.save) != self.step:

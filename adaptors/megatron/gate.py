@@ -1,4 +1,4 @@
-"""The commit gate (adaptation point 2): why no completed step is ever lost or half done.
+"""The commit gate around Megatron's optimizer (adaptation point 2); the gate itself is in adaptors/porting/gate.py.
 
 Megatron calls `step_with_ready_grads` when every remaining piece of the update is local. Around it:
 
@@ -7,10 +7,6 @@ Megatron calls `step_with_ready_grads` when every remaining piece of the update 
     3. the local update of every optimizer of the chain; parameter all-gathers are put aside
     4. mark "at S+1", with a record of everything else that belongs to the step
     5. the parameter all-gathers
-
-A rank that passed 1 knows that the gradients of every rank are ready. So, after a fault: if any healthy rank passed,
-all finish S+1 (`finish`), also those whose barrier raised; else all are still at S. An iteration whose update is
-skipped (overflow) passes the same gate, with nothing to do in 3.
 """
 
 from __future__ import annotations
@@ -19,15 +15,12 @@ from collections.abc import Callable
 from typing import Any
 
 from mindio_tft_patch.adaptors.megatron.train_state import leaf_optimizers
-from mindio_tft_patch.errors import RecoveryError
+from mindio_tft_patch.adaptors.porting.gate import Call, StepGate
 from mindio_tft_patch.processor.progress import ProgressBoard
-from mindio_tft_patch.protocol.messages import CommitState
 from mindio_tft_patch.protocol.phases import Activity
 
-Call = Callable[[], Any]
 
-
-class CommitGate:
+class CommitGate(StepGate):
     """Wraps the optimizer of one rank.
 
     Args:
@@ -51,18 +44,20 @@ class CommitGate:
         record: Callable[[int, bool], None],
         before_barrier: Callable[[], None] = lambda: None,
     ) -> None:
-        self._board = board
-        self._barrier = barrier
+        # step_with_ready_grads returns whether the update was made; the stand-in of a skipped one returns False.
+        super().__init__(
+            board,
+            barrier=barrier,
+            record=lambda step, made: record(step, not made),
+            before_barrier=before_barrier,
+        )
         self._next_step = next_step
-        self._record = record
-        self._before_barrier = before_barrier
         self.answer: tuple[Any, ...] | None = None
         self.result: tuple[Any, ...] = ()
         self._outermost: Any = None  # the optimizer whose step() is under way
         self._in_step = False  # inside the outermost optimizer.step()
         self._passed = False  # the gate was passed in this optimizer.step()
         self._updating = False  # inside the local update
-        self._pending: Call | None = None  # local update of the step that waits at the gate
         self._put_aside: list[Call] = []
 
     def around_step(self, wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -116,60 +111,32 @@ class CommitGate:
             self.result = (*self.result[:2], zeros)
         return zeros
 
-    @property
-    def completed(self) -> int:
-        """Last step whose local update is complete on this rank."""
-        return self._board.commit.step
-
     def finish(self, target: int) -> None:
-        """Clean phase: finish the local update of `target` if this rank waits at its gate.
+        """Finish the local update of `target` if this rank waits at its gate; gathers would need the lost ranks.
 
         Raises:
             RecoveryError: this rank cannot come to `target`.
         """
-        commit = self._board.commit
-        if commit.step == target:
-            self._pending = None
-            return
-        if commit.at_gate != target or self._pending is None:
-            raise RecoveryError("clean", f"asked to finish step {target}, but this rank is at {commit}")
-        update, self._pending = self._pending, None
-        self._update(target, update)
+        super().finish(target)
         self._put_aside.clear()
 
     def abandon(self) -> None:
-        """Clean phase: the step at the gate will be computed again (or never); forget it."""
-        self._pending = None
+        """The step at the gate will be computed again (or never); forget it."""
         self._put_aside.clear()
         self._in_step = self._updating = False
-        self._board.set_commit(CommitState(step=self._board.commit.step))
+        super().abandon()
 
     def _pass(self, update: Call) -> Any:
-        step = self._next_step()
         self._passed = True
-        self._pending = update
-        self._board.set_commit(CommitState(step=self._board.commit.step, at_gate=step))
-        self._board.moment("before_gate")
-        with self._board.doing(Activity.GATE):
-            self._before_barrier()
-            self._barrier()
-        return self._update(step, update)
 
-    def _update(self, step: int, update: Call) -> Any:
-        self._board.set_commit(CommitState(step=self._board.commit.step, updating=step))
-        self._pending = None
-        self._board.moment("after_gate")
-        self._updating = True
-        try:
-            with self._board.doing(Activity.UPDATE):
-                result = update()
-        finally:
-            self._updating = False
-        # step_with_ready_grads returns whether the update was made; the stand-in of a skipped one returns False.
-        self._record(step, not result)
-        self._board.set_commit(CommitState(step=step))
-        self._board.moment("committed")
-        return result
+        def marked() -> Any:
+            self._updating = True
+            try:
+                return update()
+            finally:
+                self._updating = False
+
+        return self.commit(self._next_step(), marked)
 
 
 def _without_timer_barriers(optimizer: Any, update: Call) -> Any:

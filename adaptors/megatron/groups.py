@@ -20,8 +20,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from mindio_tft_patch.adaptors.megatron.replica_layout import holders, parts
 from mindio_tft_patch.adaptors.megatron.versions import OLD
+from mindio_tft_patch.adaptors.porting.replica_layout import holders, parts
 from mindio_tft_patch.errors import ConfigError
 from mindio_tft_patch.patching import Patch
 from mindio_tft_patch.protocol.messages import ReplicaSet

@@ -77,34 +77,27 @@ class MegatronHandlers:
 
     def clean(self, plan: Plan) -> Outcome:
         """Phase clean."""
-        with self._device.flag.recovering():
-            return clean.clean(plan, device=self._device, gate=self._gate, rank=self._rank)
+        return clean.clean(plan, device=self._device, gate=self._gate, rank=self._rank)
 
     def rebuild(self, plan: Plan) -> Outcome:
         """Phase rebuild: connect all process groups anew."""
         in_place, training = self._ready_for("rebuild")
-        with self._device.flag.recovering():
-            return in_place.rebuild(plan, training, self._device, self._attempt())
+        return in_place.rebuild(plan, training, self._device, self._attempt())
 
     def repair(self, plan: Plan) -> Outcome:
         """Phase repair: send or receive the state of faulty ranks."""
         in_place, training = self._ready_for("repair")
-        with self._device.flag.recovering():
-            return in_place.repair(plan, training)
+        return in_place.repair(plan, training)
 
     def rollback(self, plan: Plan) -> Outcome:
         """Phase rollback: samples, scheduler, scaler, generators, buffers, data, log; or the last checkpoint."""
         in_place, training = self._ready_for("rollback")
-        with self._device.flag.recovering():
-            return in_place.rollback(plan, training)
+        return in_place.rollback(plan, training)
 
     def resume(self, plan: Plan) -> Outcome:
         """Phase resume: make train() enterable again."""
         in_place, training = self._ready_for("resume")
-        with self._device.flag.recovering():
-            outcome = in_place.resume(plan, training)
-        self._device.flag.clear()
-        return outcome
+        return in_place.resume(plan, training)
 
     def dump(self, plan: Plan) -> Outcome:
         """Phase dump: the survivors write the checkpoint of the target step."""
@@ -127,7 +120,13 @@ class MegatronHandlers:
                 deadline_seconds=self._dump_seconds,
                 check=self._device.flag.check,
                 extra_files=self._log_state.files(record.step),
+                not_before=training.past.not_before(record.step),
             )
+
+    def pause(self, plan: Plan) -> Outcome:
+        """Phase pause: nothing is under way on the device any more; the guard then holds."""
+        self._device.synchronize()
+        return Outcome()
 
     def _ready_for(self, phase: str) -> tuple[InPlace, Training]:
         training = self._running(phase)

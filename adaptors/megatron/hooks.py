@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from mindio_tft_patch.adaptors.megatron.past import Past, start_of
 from mindio_tft_patch.adaptors.megatron.session import Session
 from mindio_tft_patch.adaptors.megatron.train_state import TrainState, evaluation_samples
 from mindio_tft_patch.adaptors.megatron.training_objects import Training
@@ -75,10 +76,11 @@ class Hooks:
             scheduler=scheduler,
             state=TrainState(megatron_args, model, optimizer, scheduler, megatron_args.iteration),
             checkpointing_context=given.get("checkpointing_context"),
+            past=Past(None if session.returning else start_of(megatron_args)),
         )
         session.ready(training, given.get("train_data_iterator"), given.get("valid_data_iterator"))
         self._board.enter(Activity.BETWEEN)
-        result = session.guard.run(lambda: wrapped(*args, **kwargs), returning=session.returning)
+        result = session.protection.run(lambda: wrapped(*args, **kwargs))
         session.left_train()
         return result
 
@@ -88,6 +90,7 @@ class Hooks:
         with nullcontext() if in_place is None else in_place.step():
             if in_place is not None and in_place.ending.repeated is not None:
                 return wrapped(*args, **kwargs)  # the end of a completed step is repeated; nothing is computed
+            self._session.boundary()
             return self._train_step(wrapped, args, kwargs)
 
     def _train_step(self, wrapped: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -125,11 +128,23 @@ class Hooks:
         """A periodic save: long without a step. Dying-gasp dumps come here too, and are none."""
         if self._board.activity is Activity.RECOVERY:
             return wrapped(*args, **kwargs)
+        self._note_save(int(args[0] if args else kwargs["iteration"]))
         with self._board.doing(Activity.SAVE):
             self._board.moment("save")
             result = wrapped(*args, **kwargs)
             self._board.moment("save_end")
             return result
+
+    def _note_save(self, step: int) -> None:
+        from megatron.training.global_vars import get_args
+
+        training, in_place, save = self._session.training, self._session.in_place, get_args().save
+        if training is None:
+            return
+        if in_place is None or not save:
+            training.past.begin_save(step)
+        else:
+            in_place.begin_save(training.past, step, Path(save))
 
 
 def _loaded_directory(args: Any) -> Path | None:

@@ -22,11 +22,12 @@ from mindio_tft_patch.adaptors.megatron.data_source import DataSource
 from mindio_tft_patch.adaptors.megatron.gate import CommitGate
 from mindio_tft_patch.adaptors.megatron.iteration_end import IterationEnd
 from mindio_tft_patch.adaptors.megatron.log_state import LogPosition, LogState
-from mindio_tft_patch.adaptors.megatron.marks import Marks
+from mindio_tft_patch.adaptors.megatron.past import Checkpoint, Past
 from mindio_tft_patch.adaptors.megatron.points import write_points_once
 from mindio_tft_patch.adaptors.megatron.scrub import Difference, Scrub
 from mindio_tft_patch.adaptors.megatron.step_exchange import StepExchange, StepFacts, capacity_bytes, losses_of
 from mindio_tft_patch.adaptors.megatron.training_objects import Training
+from mindio_tft_patch.adaptors.porting.marks import Marks
 from mindio_tft_patch.config import Config
 from mindio_tft_patch.errors import RecoveryError
 from mindio_tft_patch.processor.handlers import Outcome
@@ -42,12 +43,17 @@ RUN_FOLDER = "TFT_RUN_FOLDER"  # set by ttprun: a folder in memory, the same for
 class InPlace:
     """Recovery in place of one rank.
 
+    Args:
+        unconnected: answers the collectives of a set-up without the other ranks, in a process that has come back.
+
     Attributes:
         returning: this process takes the place of a lost one; until it has resumed.
         report_corruption: tells the controller what differs, and the last step on which it did not.
     """
 
-    def __init__(self, config: Config, board: ProgressBoard, gate: CommitGate, log_state: LogState) -> None:
+    def __init__(
+        self, config: Config, board: ProgressBoard, gate: CommitGate, log_state: LogState, unconnected: Unconnected
+    ) -> None:
         self.config = config
         self.data = DataSource()
         self.marks = Marks()
@@ -55,11 +61,12 @@ class InPlace:
         self._board = board
         self._gate = gate
         self._log_state = log_state
-        self._unconnected = Unconnected()
+        self._unconnected = unconnected
         self._store: Any = None
         self._exchange: StepExchange | None = None
         self._position: LogPosition | None = None
         self._place: rollback.Place | None = None
+        self._checkpoint: Checkpoint | None = None  # to which a reload goes
         self._rerun_mode: Any = None
         self._replica_sets: tuple[ReplicaSet, ...] = ()
         self.scrub = Scrub(config.scrub_interval, keeps=config.scrub_action == "dump")
@@ -68,14 +75,14 @@ class InPlace:
 
     @property
     def strategies(self) -> tuple[Strategy, ...]:
-        """What the user's flags allow beyond a dump."""
-        config = self.config
+        """What the user's flags and the data allow beyond a dump."""
+        config, placeable = self.config, self.data.can_place_training
         found = []
         if config.hbmfault_repair:
             found.append(Strategy.RETRY)
-        if config.worker_reboot:
+        if config.worker_reboot and placeable:
             found.append(Strategy.RESPAWN)
-        if config.worker_reboot or config.no_replica:
+        if (config.worker_reboot or config.no_replica) and placeable:
             found.append(Strategy.RELOAD)
         return tuple(found)
 
@@ -92,13 +99,22 @@ class InPlace:
         self._log_state.keeps_position = True
         folder = os.environ.get(RUN_FOLDER)
         self.marks.open(Path(folder) if folder else None, self.config.rank, returning=returning)
-        if returning:
-            self._unconnected.enter()
 
     def ready(self, training: Training, replica_sets: tuple[ReplicaSet, ...], train: Any, valid: Any) -> None:
         """train() is about to begin with these data iterators."""
         write_points_once(_tensorboard_writer())
         self.data.attach(train, valid, int(training.args.iteration))
+        config = self.config
+        if config.rank == 0 and not self.data.can_place_training and (config.worker_reboot or config.no_replica):
+            log.warning(
+                "the training data comes from a loader that is not Megatron's own (--dataloader-type external): it "
+                "cannot be read again from a given sample on, so no lost process is started anew and no checkpoint is "
+                "loaded in place; such a fault leads to a checkpoint and the end"
+            )
+        if self.returning:
+            training.past.adopt(self._store)
+        elif config.rank == 0:
+            training.past.publish(self._store)
         self._rerun_mode = resume.current_rerun_mode()
         resume.freeze_setup(collect=not self.returning)  # the others wait for a process that has come back
         self._replica_sets = replica_sets
@@ -122,6 +138,13 @@ class InPlace:
     def around_load_checkpoint(self, wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Wrapper of load_checkpoint: a process that has come back gets its state from a partner instead."""
         return (0, 0) if self._unconnected.active else wrapped(*args, **kwargs)
+
+    def begin_save(self, past: Past, step: int, save: Path) -> None:
+        """A periodic save is about to begin; rank 0 tells the process that may take its place."""
+        leads = self.config.rank == 0
+        past.begin_save(step, save if leads else None)
+        if leads:
+            past.publish(self._store)
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -190,13 +213,18 @@ class InPlace:
 
     def rebuild(self, plan: Plan, training: Training, device: Device, attempt: int) -> Outcome:
         """Phase rebuild."""
+        if plan.strategy in (Strategy.RESPAWN, Strategy.RELOAD) and not self.data.can_place_training:
+            raise RecoveryError("rebuild", rollback.NOT_PLACEABLE)
         if plan.strategy is Strategy.RELOAD:
-            reload.newest(training.args, "rebuild")  # without one, what the ranks hold must stay as it is
-        if self.config.rank in plan.faulty and not self.returning:
-            size = rebuild.renew_memory(training.model, training.optimizer, device)
-            log.warning("%d bytes of model and optimizer were allocated anew", size)
+            # Without one, what the ranks hold must stay as it is.
+            self._checkpoint = reload.agree(
+                training, self._store, leads=self.config.rank == 0, attempt=attempt, check=device.flag.check
+            )
         return rebuild.rebuild(
             plan,
+            suspect=self.config.rank in plan.faulty and not self.returning,
+            model=training.model,
+            optimizer=training.optimizer,
             device=device,
             unconnected=self._unconnected,
             attempt=attempt,
@@ -219,7 +247,9 @@ class InPlace:
     def rollback(self, plan: Plan, training: Training) -> Outcome:
         """Phase rollback; for a reload: load the last checkpoint."""
         if plan.strategy is Strategy.RELOAD:
-            self._place = reload.load(training, self.data, self._log_state, self.ending)
+            if self._checkpoint is None:
+                raise RecoveryError("rollback", "the ranks have not agreed on a checkpoint to load")
+            self._place = reload.load(self._checkpoint, training, self.data, self._log_state, self.ending)
         else:
             self._place = rollback.rollback(
                 plan,
@@ -245,8 +275,9 @@ class InPlace:
             model=training.model,
             optimizer=training.optimizer,
             rerun_mode=self._rerun_mode,
+            checkpointing_context=training.checkpointing_context,
         )
-        self._position = self._place = None
+        self._position = self._place = self._checkpoint = None
         self.returning = False
         return Outcome()
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 
 from mindio_tft_patch.adaptors.megatron import versions
 from mindio_tft_patch.adaptors.megatron.patches import table
 from mindio_tft_patch.adaptors.megatron.session import Session
 from mindio_tft_patch.config import Config
 from mindio_tft_patch.fault_injection import VARIABLE
-from mindio_tft_patch.patching import PatchManager
+from mindio_tft_patch.patching import Patch, PatchManager
 from mindio_tft_patch.variables import complaints
 
 log = logging.getLogger("mindio_tft_patch.install")
+
+Table = Callable[[Session, Callable[[], None]], list[Patch]]
 
 
 class Installation:
@@ -24,8 +27,11 @@ class Installation:
         self.session = Session(config)
         self.manager = PatchManager()
 
-    def apply(self) -> None:
+    def apply(self, patches: Table = table) -> None:
         """Patch Megatron.
+
+        Args:
+            patches: makes the table; another one where something else has replaced functions of Megatron.
 
         Raises:
             UnsupportedError: no Megatron that we serve is installed.
@@ -33,7 +39,7 @@ class Installation:
             ConfigError: TFT_INJECT makes no sense.
         """
         version = versions.installed()
-        self.manager.apply(table(self.session, self._check_reached), version.core)
+        self.manager.apply(patches(self.session, self._check_reached), version.core)
         if os.environ.get(VARIABLE):
             # Only now: a job without faults on purpose imports and wraps nothing of it.
             from mindio_tft_patch.adaptors.injection.arm import arm

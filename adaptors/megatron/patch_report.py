@@ -117,17 +117,30 @@ def inspect_patches(config: Config) -> PatchReport:
         versions.check_supported(found)
     except UnsupportedError as problem:
         unsupported = str(problem)
-    # Imports torch and Megatron.
-    from mindio_tft_patch.adaptors.megatron.patches import table
-    from mindio_tft_patch.adaptors.megatron.session import Session
-
-    patches = sorted(table(Session(config), lambda: None), key=lambda patch: patch.point)
+    patches = sorted(_table(config, found), key=lambda patch: patch.point)
     rows = [row_of(patch, found.core) for patch in patches]
     if not any(row.blocks for row in rows):
         manager = PatchManager()
         manager.apply(patches, found.core)
         rows = [replace(row, applied=put.applied) for row, put in zip(rows, manager.rows(), strict=True)]
     return PatchReport(found.core, str(found.core_path), tuple(rows), unsupported)
+
+
+def _table(config: Config, found: versions.MegatronVersion) -> list[Patch]:
+    """Imports torch and Megatron, and MindSpeed-LLM where it is installed."""
+    if found.is_tree_of_2023:
+        from mindio_tft_patch.adaptors.megatron_legacy import patches as legacy
+        from mindio_tft_patch.adaptors.megatron_legacy.session import LegacySession
+
+        return legacy.table(LegacySession(config), lambda: None)
+    from mindio_tft_patch.adaptors.mindspeed_llm import inspection
+
+    if inspection.wanted(config):
+        return inspection.inspected(config)
+    from mindio_tft_patch.adaptors.megatron.patches import table
+    from mindio_tft_patch.adaptors.megatron.session import Session
+
+    return table(Session(config), lambda: None)
 
 
 def row_of(patch: Patch, version: str) -> Row:

@@ -8,18 +8,16 @@ what they hold comes from a replica in the next phase.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from mindio_tft_patch.adaptors.device.interface import Device
 from mindio_tft_patch.adaptors.device.unconnected import Unconnected
 from mindio_tft_patch.adaptors.megatron.shard_state import tensors_of
 from mindio_tft_patch.adaptors.megatron.train_state import leaf_optimizers
-from mindio_tft_patch.errors import RecoveryError
+from mindio_tft_patch.adaptors.porting.reconnect import reconnect, renew_tensors
 from mindio_tft_patch.processor.handlers import Outcome
 from mindio_tft_patch.protocol.messages import Plan
 
@@ -29,6 +27,9 @@ log = logging.getLogger("mindio_tft_patch.rebuild")
 def rebuild(
     plan: Plan,
     *,
+    suspect: bool,
+    model: list[Any],
+    optimizer: Any,
     device: Device,
     unconnected: Unconnected,
     attempt: int,
@@ -37,31 +38,18 @@ def rebuild(
 ) -> Outcome:
     """Connect all groups of this rank anew, together with the other ranks.
 
+    Args:
+        suspect: the memory of this rank has to be made anew.
+
     Raises:
         RecoveryError: not all ranks of the job take part, or a group could not be connected.
     """
-    if len(plan.participants) != dist.get_world_size():
-        raise RecoveryError("rebuild", f"only ranks {plan.participants} of {dist.get_world_size()} take part")
-    unconnected.leave()
-    began = time.monotonic()
-    number = device.rebuild_groups(attempt, plan.participants, deadline=began + phase_seconds, check=check)
-    log.info("%d process groups rebuilt in %.3f s", number, time.monotonic() - began)
-    return Outcome(detail=f"{number} groups")
-
-
-def renew_memory(model: list[Any], optimizer: Any, device: Device) -> int:
-    """Allocate all memory of model and optimizer anew; every tensor stays what it is, its content is zero.
-
-    Returns:
-        Bytes allocated.
-    """
-    storages: dict[int, torch.UntypedStorage] = {}
-    for tensor in _tensors(model, optimizer):
-        storage = tensor.untyped_storage()
-        storages[storage.data_ptr()] = storage
-    for storage in storages.values():
-        device.renew(storage)
-    return sum(storage.nbytes() for storage in storages.values())
+    if suspect:
+        size = renew_tensors(_tensors(model, optimizer), device)
+        log.warning("%d bytes of model and optimizer were allocated anew", size)
+    return reconnect(
+        plan, device=device, unconnected=unconnected, attempt=attempt, phase_seconds=phase_seconds, check=check
+    )
 
 
 def _tensors(model: list[Any], optimizer: Any) -> Iterator[torch.Tensor]:

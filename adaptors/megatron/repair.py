@@ -21,7 +21,8 @@ from mindio_tft_patch.adaptors.megatron.digest import shard_digests
 from mindio_tft_patch.adaptors.megatron.log_state import LogPosition, LogState
 from mindio_tft_patch.adaptors.megatron.shard_state import parameters_of, receive_state, send_state
 from mindio_tft_patch.adaptors.megatron.train_state import StepRecord, TrainState, leaf_optimizers
-from mindio_tft_patch.adaptors.megatron.transfer import (
+from mindio_tft_patch.adaptors.porting.copies import check_copies, source_of
+from mindio_tft_patch.adaptors.porting.transfer import (
     receive_object,
     receive_tensors,
     send_object,
@@ -84,7 +85,7 @@ def repair(
             received, size = _receive_companions(kind, source, model, scheduler, state)
             position, moved = position or received, moved + size
     _refresh_parameters(model, leaves)
-    _verify(plan, optimizer, model, kinds)
+    check_copies(plan, shard_digests(optimizer, model, kinds))
     return Outcome(bytes_moved=moved), position
 
 
@@ -100,12 +101,10 @@ def kind_of(leaf: Any) -> str:
 
 
 def _source(plan: Plan, faulty: int, kind: str) -> int | None:
-    found = [one for one in plan.sources if one.replica_set.name == kind and faulty in one.replica_set.ranks]
-    if not found:
-        if kind == DENSE:
-            raise RecoveryError("repair", f"the plan has no source for the {kind} shard of rank {faulty}")
-        return None
-    return found[0].source
+    found = source_of(plan, faulty, kind)
+    if found is None and kind == DENSE:
+        raise RecoveryError("repair", f"the plan has no source for the {kind} shard of rank {faulty}")
+    return found
 
 
 def _frozen(model: list[Any]) -> list[torch.Tensor]:
@@ -160,14 +159,3 @@ def _refresh_parameters(model: list[Any], leaves: list[Any]) -> None:
             if getattr(getattr(chunk, "ddp_config", None), "use_distributed_optimizer", False):
                 drop_handles(chunk)  # of a gathering that was cut off
                 chunk.start_param_sync(force_sync=True)
-
-
-def _verify(plan: Plan, optimizer: Any, model: list[Any], kinds: dict[int, str]) -> None:
-    """Holders of a shard must be equal in every bit, also where nothing was moved."""
-    everyone: list[dict[str, str]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(everyone, shard_digests(optimizer, model, kinds))
-    for one in plan.sources:
-        found = {rank: everyone[rank].get(one.replica_set.name) for rank in one.replica_set.ranks}
-        if len(set(found.values())) > 1:
-            raise RecoveryError("repair", f"the holders of the {one.replica_set.name} shard differ: {found}")
-    log.info("all copies of every shard are equal, bit by bit", extra={"fields": {"verified": True}})

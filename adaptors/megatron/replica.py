@@ -23,8 +23,8 @@ import torch.distributed as dist
 from mindio_tft_patch.adaptors.megatron import replica_bytes
 from mindio_tft_patch.adaptors.megatron.groups import ReplicaGroups, replica_sets
 from mindio_tft_patch.adaptors.megatron.groups import patches as group_patches
-from mindio_tft_patch.adaptors.megatron.replica_layout import warn_of_shared_nodes
 from mindio_tft_patch.adaptors.megatron.versions import OLD
+from mindio_tft_patch.adaptors.porting.replica_layout import warn_of_shared_nodes
 from mindio_tft_patch.config import Config
 from mindio_tft_patch.errors import ConfigError
 from mindio_tft_patch.patching import Patch

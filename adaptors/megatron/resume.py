@@ -19,11 +19,24 @@ from mindio_tft_patch.adaptors.megatron.train_state import leaf_optimizers
 log = logging.getLogger("mindio_tft_patch.resume")
 
 
-def resume(place: Place, *, args: Any, model: list[Any], optimizer: Any, rerun_mode: Any) -> None:
+# Kept by Megatron between saves, or from a load to the next save.
+_PLANS = ("save_strategy", "load_strategy", "local_checkpoint_cache")
+
+
+def resume(
+    place: Place,
+    *,
+    args: Any,
+    model: list[Any],
+    optimizer: Any,
+    rerun_mode: Any,
+    checkpointing_context: dict[str, Any] | None = None,
+) -> None:
     """Prepare this rank for train().
 
     Args:
         rerun_mode: mode of Megatron's rerun machine, which an evaluation switches off for its time.
+        checkpointing_context: Megatron's, which it hands to every save.
     """
     args.iteration = place.step - (place.end is not None)
     args.curr_iteration = args.iteration
@@ -36,6 +49,7 @@ def resume(place: Place, *, args: Any, model: list[Any], optimizer: Any, rerun_m
         _enable_forward_hooks(chunk)
     _forget_cached_answers(optimizer)
     _abandon_asynchronous_saves()
+    forget_plans(checkpointing_context)
     if rerun_mode is not None:
         from megatron.core.rerun_state_machine import get_rerun_state_machine
 
@@ -107,6 +121,15 @@ def _forget_cached_answers(optimizer: Any) -> None:
     for one in (optimizer, *leaf_optimizers(optimizer)):
         if getattr(one, "_has_grad_norm_group_cache", None) is not None:
             one._has_grad_norm_group_cache = None
+
+
+def forget_plans(checkpointing_context: dict[str, Any] | None) -> None:
+    """--ckpt-assume-constant-structure: the next save is planned anew, on all ranks.
+
+    Ranks that hold the plan of an earlier save leave out collectives that a process that has come back would wait in.
+    """
+    for name in _PLANS:
+        (checkpointing_context or {}).pop(name, None)
 
 
 def _abandon_asynchronous_saves() -> None:

@@ -17,12 +17,17 @@ from mindio_tft_patch.adaptors.megatron import moe_statistics
 from mindio_tft_patch.adaptors.megatron.data_source import DataSource
 from mindio_tft_patch.adaptors.megatron.iteration_end import EndOfStep, IterationEnd
 from mindio_tft_patch.adaptors.megatron.log_state import LogPosition, LogState
-from mindio_tft_patch.adaptors.megatron.marks import Marks
 from mindio_tft_patch.adaptors.megatron.train_state import StepRecord, TrainState, evaluation_follows
+from mindio_tft_patch.adaptors.porting.marks import Marks
 from mindio_tft_patch.errors import RecoveryError
 from mindio_tft_patch.protocol.messages import Plan
 
 log = logging.getLogger("mindio_tft_patch.rollback")
+
+NOT_PLACEABLE = (
+    "the training data cannot be read again from a given sample on: its loader is not Megatron's own "
+    "(--dataloader-type external)"
+)
 
 
 @dataclass(frozen=True)
@@ -55,11 +60,13 @@ def rollback(
         returning: this process has taken the place of a lost one.
 
     Raises:
-        RecoveryError: this rank is not at the target step.
+        RecoveryError: this rank is not at the target step, or its data cannot be brought there.
     """
     record = state.record
     if record.step != plan.target_step:
         raise RecoveryError("rollback", f"this rank is at step {record.step}, not at {plan.target_step}")
+    if returning and not data.can_place_training:
+        raise RecoveryError("rollback", NOT_PLACEABLE)
     end = _agree(args, record, data, marks)
     state.restore(repeat_end=end is not None)
     if returning:
@@ -67,6 +74,8 @@ def rollback(
     else:
         data.rewind_to(record.step)
     _place_validation(args, record, data, end, returning=returning)
+    # Last: a loader draws from torch's generator when it begins to be read.
+    state.restore_generators(repeat_end=end is not None)
     log_state.reenter(record.step, position, repeat_end=end is not None)
     facts = record.facts.get(dist.get_rank())
     moe_statistics.put_back(facts.statistics if end is not None and facts is not None else {})

@@ -32,7 +32,7 @@ from typing import Any
 import torch.distributed as dist
 
 from mindio_tft_patch.adaptors.megatron import promote
-from mindio_tft_patch.adaptors.megatron.survivors import SurvivorsWorld
+from mindio_tft_patch.adaptors.porting.survivors import SurvivorsWorld
 from mindio_tft_patch.errors import DumpError
 
 log = logging.getLogger("mindio_tft_patch.dump")

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mindio_tft_patch.adaptors.megatron.survivors import SurvivorsWorld
 from mindio_tft_patch.adaptors.megatron.train_state import leaf_optimizers
+from mindio_tft_patch.adaptors.porting.survivors import SurvivorsWorld
 from mindio_tft_patch.errors import DumpError
 from mindio_tft_patch.protocol.messages import Plan
 

@@ -1,62 +1,28 @@
-"""The state of one optimizer on one rank: main parameters, the torch optimizer's state, the scalars of its groups.
-
-Written against torch's optimizer interface alone (`param_groups`, `state`), so that any optimizer that follows it is
-served. What is a tensor is sent as bytes; everything else, scalars of the groups included, as it is.
-"""
+"""The state of one of Megatron's optimizers on one rank: that of the torch optimizer inside it, if it has a share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from mindio_tft_patch.adaptors.megatron.transfer import receive_object, receive_tensors, send_object, send_tensors
-
-
-@dataclass(frozen=True)
-class _TensorForm:
-    """A tensor without its content."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    on_host: bool
-
-    def make(self, like: torch.Tensor) -> torch.Tensor:
-        return torch.empty(self.shape, dtype=self.dtype, device="cpu" if self.on_host else like.device)
-
-
-@dataclass
-class _Description:
-    """groups: the scalars of each group. states: the state of each parameter, tensors by their form."""
-
-    groups: list[dict[str, Any]] = field(default_factory=list)
-    states: list[dict[str, Any]] = field(default_factory=list)
-    shapes: list[tuple[int, ...]] = field(default_factory=list)
+from mindio_tft_patch.adaptors.porting import optimizer_state
 
 
 def parameters_of(leaf: Any) -> list[torch.Tensor]:
     """What the torch optimizer updates on this rank, in a fixed order; empty when it has no share."""
-    if leaf.optimizer is None:
-        return []
-    return [parameter for group in leaf.optimizer.param_groups for parameter in group["params"]]
+    return optimizer_state.parameters_of(leaf.optimizer)
 
 
 def tensors_of(leaf: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor of the state, with a name that is the same on all holders."""
-    for number, parameter in enumerate(parameters_of(leaf)):
-        yield f"{number}/parameter", parameter
-        for name, value in sorted(_state(leaf, parameter).items()):
-            if isinstance(value, torch.Tensor):
-                yield f"{number}/{name}", value
+    return optimizer_state.tensors_of(leaf.optimizer)
 
 
 def send_state(leaf: Any, target: int) -> int:
     """Send the state of an optimizer to a rank that holds the same shard. Returns the bytes sent."""
-    description = _describe(leaf)
-    send_object(description, target)
-    return send_tensors([tensor for _, tensor in tensors_of(leaf)], target)
+    return optimizer_state.send_optimizer(leaf.optimizer, target)
 
 
 def receive_state(leaf: Any, source: int) -> int:
@@ -65,53 +31,4 @@ def receive_state(leaf: Any, source: int) -> int:
     Raises:
         ValueError: the two ranks do not hold the same shard.
     """
-    description: _Description = receive_object(source)
-    parameters = parameters_of(leaf)
-    if [tuple(one.shape) for one in parameters] != description.shapes:
-        raise ValueError(f"rank {source} holds parameters of other shapes; it is no partner of this rank")
-    if leaf.optimizer is None:
-        return 0
-    for group, scalars in zip(leaf.optimizer.param_groups, description.groups, strict=True):
-        for name in [name for name in group if name != "params" and name not in scalars]:
-            del group[name]
-        group.update(scalars)
-    for parameter, state in zip(parameters, description.states, strict=True):
-        _take_form(leaf, parameter, state)
-    return receive_tensors([tensor for _, tensor in tensors_of(leaf)], source)
-
-
-def _describe(leaf: Any) -> _Description:
-    parameters = parameters_of(leaf)
-    groups = [] if leaf.optimizer is None else leaf.optimizer.param_groups
-    return _Description(
-        groups=[{name: value for name, value in group.items() if name != "params"} for group in groups],
-        states=[{name: _form(value) for name, value in _state(leaf, one).items()} for one in parameters],
-        shapes=[tuple(one.shape) for one in parameters],
-    )
-
-
-def _state(leaf: Any, parameter: torch.Tensor) -> dict[str, Any]:
-    # `state` is a defaultdict: get() makes no entry.
-    found: dict[str, Any] = leaf.optimizer.state.get(parameter, {})
-    return found
-
-
-def _form(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    return _TensorForm(value.dtype, tuple(value.shape), value.device.type == "cpu")
-
-
-def _take_form(leaf: Any, parameter: torch.Tensor, description: dict[str, Any]) -> None:
-    """Make the state of one parameter hold exactly what is described; tensors that fit are kept."""
-    state = _state(leaf, parameter)
-    for name in [name for name in state if name not in description]:
-        del state[name]
-    for name, value in description.items():
-        if not isinstance(value, _TensorForm):
-            leaf.optimizer.state[parameter][name] = value
-            continue
-        present = state.get(name)
-        fits = isinstance(present, torch.Tensor) and _form(present) == value and present.is_contiguous()
-        if not fits:
-            leaf.optimizer.state[parameter][name] = value.make(parameter)
+    return optimizer_state.receive_optimizer(leaf.optimizer, source)

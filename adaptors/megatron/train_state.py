@@ -273,5 +273,9 @@ class TrainState:
                 leaf.grad_scaler.load_state_dict(copy.deepcopy(state))
         self._buffers.restore(record.buffers)
         settle_rerun_machine(record.step - repeat_end)
-        set_rng_states(record.rng_at_commit if repeat_end else record.rng)
+        self.restore_generators(repeat_end=repeat_end)
         return record
+
+    def restore_generators(self, *, repeat_end: bool = False) -> None:
+        """Only the generators: once more after what may have drawn from them."""
+        set_rng_states(self.record.rng_at_commit if repeat_end else self.record.rng)

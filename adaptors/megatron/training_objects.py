@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from mindio_tft_patch.adaptors.megatron.past import Past
 from mindio_tft_patch.adaptors.megatron.train_state import TrainState
 
 
@@ -13,6 +14,7 @@ class Training:
     """What train() was called with, and the record of its steps.
 
     model: list of DDP-wrapped model chunks. checkpointing_context: as pretrain() made it.
+    past: checkpoints that are the job's own.
     """
 
     args: Any
@@ -21,3 +23,4 @@ class Training:
     scheduler: Any
     state: TrainState
     checkpointing_context: Any = None
+    past: Past = field(default_factory=Past)

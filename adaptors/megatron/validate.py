@@ -128,6 +128,7 @@ OPTIONS = (
     "async_save",
     "log_params_norm",
     "data_parallel_random_init",
+    "dataloader_type",
 )
 
 
@@ -291,6 +292,15 @@ def _limits(facts: Facts) -> Iterator[Finding]:
                 f"{NO_REPLICA_FLAG} lives on periodic checkpoints, and there are none.",
                 "Add --save-interval.",
             )
+    flags = sorted(facts.flags & {REBOOT_FLAG, NO_REPLICA_FLAG})
+    if flags and options.get("dataloader_type") == "external":
+        yield Finding(
+            Severity.WARNING,
+            "--dataloader-type external: the data cannot be read again from a given sample on, so no lost process is "
+            "started anew and no checkpoint is loaded in place; such a fault leads to a checkpoint and the end "
+            f"({' '.join(flags)} has no effect on it).",
+            "Nothing, or use --dataloader-type single or cyclic.",
+        )
     if options.get("async_save"):
         yield Finding(
             Severity.WARNING,

@@ -1,6 +1,7 @@
 """Which Megatron is installed, found out without importing it.
 
-Supported: megatron-core 0.12.x (Megatron-LM core_v0.12, from a checkout) and 0.17 up to 0.19.x (from PyPI).
+Supported: megatron-core 0.12.x (Megatron-LM core_v0.12, from a checkout) and 0.17 up to 0.19.x (from PyPI); and the
+Megatron-LM of 2023, which has no version (adaptors.megatron_legacy).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
+from mindio_tft_patch.adaptors.megatron_legacy.tree import VERSION, find_tree
 from mindio_tft_patch.errors import UnsupportedError
 
 SUPPORTED = (">=0.12,<0.13", ">=0.17,<0.20")
@@ -29,6 +31,11 @@ class MegatronVersion:
     core: str
     core_path: Path
     training_path: Path | None
+
+    @property
+    def is_tree_of_2023(self) -> bool:
+        """The Megatron-LM of 2023, which adaptors.megatron_legacy serves."""
+        return self.core == VERSION
 
     def matches(self, versions: str) -> bool:
         """Return whether the version is in a PEP 440 specifier."""
@@ -52,6 +59,9 @@ def find_megatron() -> MegatronVersion:
     Raises:
         UnsupportedError: there is none, or its version cannot be told.
     """
+    tree = find_tree()
+    if tree is not None:  # looking for a module below it would import all of it
+        return MegatronVersion(VERSION, tree / "core", tree)
     core = _folder("megatron.core")
     if core is None:
         raise UnsupportedError(
@@ -68,6 +78,8 @@ def check_supported(found: MegatronVersion) -> None:
     Raises:
         UnsupportedError: names what was found and what is supported.
     """
+    if found.is_tree_of_2023:
+        return  # whether it is the commit that we know shows when its functions are compared
     if not any(found.matches(versions) for versions in SUPPORTED):
         raise UnsupportedError(
             f"megatron-core {found.core} (in {found.core_path}) is not supported: its functions may have moved.",

@@ -14,6 +14,8 @@ from mindio_tft_patch.protocol.phases import LADDER, FaultKind, Strategy
 
 # Kinds that would happen again, that ask the job to end, or of which nobody knows who is right: only saving helps.
 _FINAL = frozenset({FaultKind.TERMINATED, FaultKind.EXCEPTION, FaultKind.CORRUPTION})
+# Those of them that are no longer of interest when the cluster manager ends the process and starts another one.
+_ENDED_WITH_THE_PROCESS = frozenset({FaultKind.TERMINATED, FaultKind.EXCEPTION})
 
 
 @dataclass(frozen=True)
@@ -21,17 +23,26 @@ class Situation:
     """What a rule of the ladder looks at.
 
     excluded: strategies that failed in this recovery or are used up, with the reason.
+    managed: a cluster manager starts processes anew, where no agent does.
     """
 
     roster: Roster
     faults: Sequence[Fault]
     now: float
     excluded: Mapping[Strategy, str]
+    managed: bool = False
 
     @property
     def final(self) -> str:
         """Kinds of fault that no recovery in place cures, in words; empty when there is none."""
-        kinds = {fault.kind for fault in self.faults if fault.kind in _FINAL and not fault.losing}
+        declared = {fault.rank for fault in self.faults if fault.kind is FaultKind.DECLARED}
+        kinds = {
+            fault.kind
+            for fault in self.faults
+            if fault.kind in _FINAL
+            and not fault.losing
+            and not (fault.kind in _ENDED_WITH_THE_PROCESS and fault.rank in declared)
+        }
         return ", ".join(sorted(kind.value for kind in kinds))
 
     def watched(self, rank: int) -> bool:
@@ -104,6 +115,8 @@ def _misfit_restart(situation: Situation, strategy: Strategy) -> str:
 
 
 def _may_come(situation: Situation, state: RankState) -> bool:
+    if situation.managed:
+        return situation.roster.options.return_seconds > 0
     known = situation.roster.launcher_of(state.rank) is not None
     return known and state.lost is not None and situation.roster.options.return_seconds > 0
 
@@ -132,19 +145,25 @@ def choose_strategy(
     now: float,
     *,
     excluded: Mapping[Strategy, str],
+    among: Collection[Strategy] = LADDER,
+    managed: bool = False,
 ) -> tuple[Plan, str]:
     """The first strategy of the ladder that every healthy rank offers, that has not failed, and that fits the faults.
 
     Args:
         excluded: strategies that failed in this recovery or are used up, with the reason.
+        among: what may be chosen; EXIT is, whatever stands here, when nothing else fits.
+        managed: a cluster manager starts processes anew, where no agent does.
 
     Returns:
         A plan without target and sources (those need the answers to STOP), and the reason, which names the faults and
         why the rungs above do not fit.
     """
-    situation = Situation(roster, faults, now, excluded)
+    situation = Situation(roster, faults, now, excluded, managed)
     passed_over: list[str] = []
     for strategy in LADDER:
+        if strategy is not Strategy.EXIT and strategy not in among:
+            continue
         if not offered(roster, strategy):
             continue  # not switched on by the user's flags: not worth a word in every reason
         misfit = excluded.get(strategy) or _MISFITS[strategy](situation)
@@ -190,6 +209,10 @@ def _waiting_for(situation: Situation, strategy: Strategy) -> str:
         return ""
     roster = situation.roster
     ranks = [s.rank for s in situation.to_restart(strategy) if not s.awaited and not situation.watched(s.rank)]
+    if situation.managed and ranks:
+        return (
+            f"waiting up to {roster.options.return_seconds:.0f} s for the cluster manager to start {named(ranks)} anew"
+        )
     nodes = sorted({str(roster.launcher_of(rank)) for rank in ranks})
     if not nodes:
         return ""
@@ -225,7 +248,13 @@ def offered(roster: Roster, strategy: Strategy) -> bool:
     """Does every rank that would have a part in the strategy offer it?"""
     if strategy is Strategy.EXIT:
         return True
+    if strategy in (Strategy.RESPAWN, Strategy.RELOAD) and not roster.options.restarts:
+        return False
     states = [state for state in roster.ranks.values() if (state.back if strategy in IN_PLACE else state.healthy)]
+    if not states and strategy in IN_PLACE:
+        # All are lost: what they had offered counts, since whoever comes back runs the same command.
+        words = [state.ready or state.former for state in roster.ranks.values()]
+        return all(word is not None and strategy in word.strategies for word in words)
     # With nobody left the rules say why; before set-up nobody has offered anything.
     if not states:
         return strategy is Strategy.DUMP

@@ -18,7 +18,7 @@ _SILENT_SHARE = 0.25  # of a phase: a participant without heartbeat for so long 
 def allowed(options: Options, recovery: Recovery, walk: Walk, now: float) -> float:
     """Seconds for the current phase."""
     limit = options.phase_timeout_seconds
-    if recovery.dump_deadline is None:
+    if recovery.dump_deadline is None or walk.asking:
         return limit
     left = max(0.0, recovery.dump_deadline - now)
     if walk.plan.strategy is Strategy.EXIT:
@@ -33,7 +33,8 @@ def silent(roster: Roster, walk: Walk, now: float) -> list[Fault]:
     ranks = set(walk.waiting)
     if walk.plan.strategy in IN_PLACE:
         ranks |= {rank for rank in (*walk.plan.participants, *walk.plan.faulty) if roster.ranks[rank].present}
-    span = roster.options.phase_timeout_seconds if walk.holding else walk.deadline - walk.began
+    held = walk.holding or walk.consulting
+    span = roster.options.phase_timeout_seconds if held else walk.deadline - walk.began
     found: list[Fault] = []
     for rank in sorted(ranks):
         quiet = roster.ranks[rank].silent_for(now)

@@ -10,6 +10,8 @@ is sent to the participants and to every agent; when all have answered Done the 
 known how far every rank has come: target and sources are chosen, and the strategy is looked at again. Before REBUILD
 the walk holds until every process that was ordered to be started anew is ready.
 
+A cluster manager, when one is attached, takes part: controller.orders obeys it, controller.negotiator speaks to it.
+
 What a rank goes through when it is lost in a job that stays up:
 
     present --fault--> lost --named in plan.lost--> lost, awaited --another process registers--> returning
@@ -23,18 +25,27 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mindio_tft_patch.controller import decide, watch
+from mindio_tft_patch.controller.awake import AwakeClock
 from mindio_tft_patch.controller.events import (
+    Attached,
+    Choose,
     Event,
+    FaultyRanks,
     Instruction,
+    PauseTraining,
     Peer,
     Received,
+    SaveAndExit,
     Send,
+    StopTraining,
     Terminate,
     Tick,
+    Unheard,
     Verdict,
 )
 from mindio_tft_patch.controller.options import Options
-from mindio_tft_patch.controller.roster import Fault, RankState, Refusal, Roster, same_process
+from mindio_tft_patch.controller.orders import SAVE_AND_EXIT, Orders
+from mindio_tft_patch.controller.roster import Fault, RankState, Refusal, Roster, note, same_process
 from mindio_tft_patch.controller.walker import Walker
 from mindio_tft_patch.protocol.messages import (
     Done,
@@ -47,7 +58,7 @@ from mindio_tft_patch.protocol.messages import (
     Role,
     Welcome,
 )
-from mindio_tft_patch.protocol.phases import FaultKind, Strategy
+from mindio_tft_patch.protocol.phases import Activity, FaultKind, Strategy
 
 
 class Machine:
@@ -60,6 +71,8 @@ class Machine:
     def __init__(self, options: Options) -> None:
         self.roster = Roster(options)
         self._walker = Walker(options, self.roster)
+        self._orders = Orders(options, self.roster, self._walker)
+        self._clock = AwakeClock(options.heartbeat_seconds)
 
     @property
     def attempt(self) -> int:
@@ -74,13 +87,13 @@ class Machine:
     @property
     def idle(self) -> bool:
         """No recovery is going on."""
-        return self._walker.recovery is None
+        return self._walker.recovery is None and self._orders.pause is None
 
     def refusal(self, register: Register, now: float, *, same_connection: bool) -> Refusal | None:
         """Why a Register cannot be accepted; None when it can."""
         if self.verdict is not None and not same_connection:
             return Refusal(f"the job is ending: {self.verdict.reason}")
-        return self.roster.refusal(register, now, same_connection=same_connection)
+        return self.roster.refusal(register, self._clock.at(now), same_connection=same_connection)
 
     def welcome(self, peer: Peer) -> Welcome:
         """What a peer that has registered is told."""
@@ -93,11 +106,16 @@ class Machine:
         Args:
             now: monotonic seconds, never less than at the last event.
         """
+        now = self._clock.at(now)
         self._walker.out = []
         if isinstance(event, Tick):
             self._tick(now)
         elif isinstance(event, Terminate):
-            self._fault(Fault(None, FaultKind.TERMINATED, event.detail), now)
+            self._end(event.detail, now)
+        elif isinstance(event, (Attached, StopTraining, PauseTraining, FaultyRanks, Choose, SaveAndExit, Unheard)):
+            self._walker.out.append(self._orders.obey(event, now))
+            if isinstance(event, SaveAndExit):
+                self._end(SAVE_AND_EXIT, now)
         elif isinstance(event.message, Register):
             self._register(event.peer, event.message, now)
         elif event.peer.role is Role.AGENT:
@@ -118,6 +136,8 @@ class Machine:
             self._walker.log("info", f"{who} {what}: process {register.pid} on {register.host}")
         if peer.role is Role.PROCESSOR:
             self._walker.missed_command(register.rank)
+            if self._orders.pause is not None:
+                self._orders.pause.missed_command(register.rank)
         elif first and welcome.returning:
             self._relaunched(register, now)
 
@@ -158,6 +178,8 @@ class Machine:
         self._take_back(state, now)
         if isinstance(message, Heartbeat):
             self.roster.note_progress(state, message.progress, now)
+            if message.progress.activity is Activity.PAUSE:
+                self._orders.release(state.rank)
             self._walker.repeat_exit(state, now)
         elif isinstance(message, Ready):
             self._ready(state, message, now)
@@ -165,9 +187,14 @@ class Machine:
             self._fault(Fault(message.rank, message.kind, message.detail, message.step), now)
         elif isinstance(message, Finished):
             state.finished = True
+            if self._orders.pause is not None:
+                self._orders.pause.fails(f"rank {state.rank} has left training", now)
+                self._orders.forget_pause()
             self._walker.left(state.rank, now)
         elif isinstance(message, (Done, Failed)):
-            self._walker.answer(state, message, now)
+            if self._orders.pause is None or not self._orders.pause.answer(state, message, now):
+                self._walker.answer(state, message, now)
+            self._orders.forget_pause()
 
     def _take_back(self, state: RankState, now: float) -> None:
         """A rank that was out of reach speaks again before anybody was told to replace it: it was the network."""
@@ -203,28 +230,31 @@ class Machine:
                 if fault.losing and not state.dead:
                     state.lost = fault
                 return  # a culprit that was killed: no second fault
-            _note(state, fault)
+            note(state, fault)
         self.roster.faults.append(fault)
         self._walker.log("warning", f"fault: {fault}", rank_of_fault=fault.rank, kind=fault.kind.value)
+        if self._orders.pause is not None:
+            self._orders.pause.ends(str(fault))
+            self._orders.forget_pause()
         self._walker.fault(fault, now)
+
+    def _end(self, detail: str, now: float) -> None:
+        """Somebody wants the job to end: whatever else was going to be settled with a cluster manager."""
+        self._walker.alone(now, detail)
+        self._fault(Fault(None, FaultKind.TERMINATED, detail), now)
 
     def _tick(self, now: float) -> None:
         if self.verdict is not None:
             return
-        recovery = self._walker.recovery
+        recovery, pause = self._walker.recovery, self._orders.pause
         found: list[Fault] = []
-        if recovery is None or recovery.walk is None:
+        if pause is not None:
+            found += pause.tick(now)
+            self._orders.forget_pause()
+        elif recovery is None or recovery.walk is None:
             found += watch.find_lost(self.roster, now)[0]
-        if recovery is None:
+        if recovery is None and pause is None:
             # A hang that is being dealt with is not to be found again.
             found += watch.find_hang(self.roster, now)[0]
         for fault in found or self._walker.tick(now):
             self._fault(fault, now)
-
-
-def _note(state: RankState, fault: Fault) -> None:
-    if fault.losing:
-        state.lost = fault
-        state.awaited = state.returning = False
-    elif fault.kind is FaultKind.MEMORY and state.mendable:
-        state.suspect = "its memory had a fault"

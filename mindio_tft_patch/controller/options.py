@@ -17,6 +17,8 @@ class Options:
         collect_seconds: window in which reports are gathered before a decision.
         return_seconds: how long a process that is started anew is waited for.
         restart_budget: recoveries in place over the life of the job.
+        manager_seconds: how long the cluster manager, when there is one, is waited for.
+        restarts: processes may be started anew (the SDK has a switch for it in the controller too).
     """
 
     world_size: int
@@ -28,6 +30,8 @@ class Options:
     dump_timeout_seconds: float = 120.0
     return_seconds: float = 300.0
     restart_budget: int = 100
+    manager_seconds: float = 30.0
+    restarts: bool = True
 
     @property
     def silence_seconds(self) -> float:
@@ -35,8 +39,12 @@ class Options:
         return self.heartbeats_missed * self.heartbeat_seconds
 
 
-def options_of(config: Config, world_size: int) -> Options:
-    """The part of the configuration that decisions depend on."""
+def options_of(config: Config, world_size: int, *, restarts: bool = True) -> Options:
+    """The part of the configuration that decisions depend on.
+
+    Args:
+        restarts: processes may be started anew.
+    """
     return Options(
         world_size=world_size,
         heartbeat_seconds=config.heartbeat_seconds,
@@ -47,4 +55,6 @@ def options_of(config: Config, world_size: int) -> Options:
         dump_timeout_seconds=config.dump_timeout_seconds,
         return_seconds=config.return_seconds,
         restart_budget=config.restart_budget,
+        manager_seconds=config.cluster_manager_wait_seconds,
+        restarts=restarts,
     )

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from mindio_tft_patch.controller.deal import Deal
 from mindio_tft_patch.controller.decide import by_cause
 from mindio_tft_patch.controller.roster import Fault, RankState, Roster
 from mindio_tft_patch.protocol.messages import Done, Failed, Plan
 from mindio_tft_patch.protocol.phases import PATHS, FaultKind, Phase, Strategy
 
 RETURN = "return"  # in `seconds` of the record: held before REBUILD for processes on their way back
+MANAGER = "manager"  # held after STOP for the cluster manager's word
 
 
 @dataclass
@@ -25,6 +27,8 @@ class Walk:
         holding: the phase is over, but ranks that the next one needs are still on their way back.
         failures: answers Failed, in the order in which they came.
         lost: a rank was lost in this attempt; then the failures of others are its doing.
+        asking: it ends with STOP: what follows is the cluster manager's choice, and another attempt.
+        consulting: such an attempt has come to its end, and the manager's word is waited for.
     """
 
     plan: Plan
@@ -35,6 +39,8 @@ class Walk:
     holding: bool = False
     failures: list[Failed] = field(default_factory=list)
     lost: bool = False
+    asking: bool = False
+    consulting: bool = False
 
     @property
     def phase(self) -> Phase:
@@ -63,6 +69,7 @@ class Recovery:
         completed: last step that any rank has completed.
         seconds: time in each phase, over all attempts.
         checkpoint: path that the dump has reported.
+        deal: what has been settled with the cluster manager; None: the controller decides by itself.
     """
 
     began: float
@@ -77,18 +84,21 @@ class Recovery:
     seconds: dict[str, float] = field(default_factory=dict)
     bytes_moved: int = 0
     checkpoint: str = ""
+    deal: Deal | None = None
 
     def count(self, walk: Walk, now: float) -> None:
         """Add the time since the current phase, or the hold after it, began."""
-        name = RETURN if walk.holding else walk.phase.value
+        name = RETURN if walk.holding else MANAGER if walk.consulting else walk.phase.value
         self.seconds[name] = self.seconds.get(name, 0.0) + now - walk.began
 
-    def begin(self, plan: Plan, roster: Roster) -> None:
+    def begin(self, plan: Plan, roster: Roster, *, asking: bool = False) -> None:
         """A new attempt: answers to older ones are void, and ranks to be started anew are on their way from now on."""
         self.decide_at = None
         self.checkpoint = ""
         self.attempts += 1
-        self.walk = Walk(plan)
+        self.walk = Walk(plan, asking=asking)
+        if not plan.participants:  # nobody is left who could say it
+            self.completed = max(self.completed, roster.completed())
         for state in roster.ranks.values():
             state.commit = None
         for rank in plan.lost:

@@ -18,9 +18,11 @@ from mindio_tft_patch.protocol.messages import (
 from mindio_tft_patch.protocol.phases import Activity, FaultKind
 
 # The process is gone, or may be alive but is not to be waited for.
-LOSING = frozenset({FaultKind.PROCESS_DEATH, FaultKind.HEARTBEAT_LOST, FaultKind.HANG})
+LOSING = frozenset({FaultKind.PROCESS_DEATH, FaultKind.HEARTBEAT_LOST, FaultKind.HANG, FaultKind.DECLARED})
 # Long work that is no hang while the rank gives signs of life.
-LONG_WORK = frozenset({Activity.SETUP, Activity.EVALUATE, Activity.SAVE, Activity.RECOVERY, Activity.FINISHED})
+LONG_WORK = frozenset(
+    {Activity.SETUP, Activity.EVALUATE, Activity.SAVE, Activity.RECOVERY, Activity.PAUSE, Activity.FINISHED}
+)
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,7 @@ class Roster:
     Attributes:
         progress_at: when a rank last completed a step, became ready, or was at long work; None before training.
         faults: of the current recovery.
+        attempt: the latest that any peer has heard of, when it registered.
     """
 
     def __init__(self, options: Options) -> None:
@@ -168,6 +171,7 @@ class Roster:
         self.progress_at: float | None = None
         self.stepped = False
         self.faults: list[Fault] = []
+        self.attempt = 0
 
     def refusal(self, register: Register, now: float, *, same_connection: bool) -> Refusal | None:
         """Why a Register cannot be accepted; None when it can."""
@@ -217,6 +221,7 @@ class Roster:
         Returns:
             False when this process has registered before.
         """
+        self.attempt = max(self.attempt, register.attempt)
         if register.role is Role.AGENT:
             before = self.agents.get(register.node)
             if before is not None and same_process(before.registered, register):
@@ -242,6 +247,10 @@ class Roster:
             self.progress_at = now
         self.stepped = self.stepped or stepped
         state.progress = progress
+
+    def completed(self) -> int:
+        """Last step that any rank has spoken of as completed; 0: none."""
+        return max((state.progress.commit.step for state in self.ranks.values() if state.progress), default=0)
 
     def present(self) -> list[RankState]:
         """Ranks that can be spoken to and are expected to answer, ascending."""
@@ -292,6 +301,15 @@ class Roster:
             state.awaited = state.returning = False
         for known in self.agents.values():
             known.returning = False
+
+
+def note(state: RankState, fault: Fault) -> None:
+    """What a fault of its own means for a rank."""
+    if fault.losing:
+        state.lost = fault
+        state.awaited = state.returning = False
+    elif fault.kind is FaultKind.MEMORY and state.mendable:
+        state.suspect = "its memory had a fault"
 
 
 def same_process(one: Register, other: Register) -> bool:

@@ -100,6 +100,17 @@ def choose_sources(
     return _cover(roster, usable, trouble)
 
 
+def out_of_reach(roster: Roster, strategy: Strategy) -> str:
+    """Why there is no target for a strategy that fits otherwise; empty when there is. Called after STOP."""
+    if strategy in (Strategy.EXIT, Strategy.RELOAD):
+        return ""
+    target, reason = choose_target(roster, strategy)
+    if target is None:
+        return reason
+    nothing = nothing_to_save(roster, target) if strategy is Strategy.DUMP else ""
+    return nothing or ("" if choose_sources(roster, target, strategy)[0] is not None else reason)
+
+
 def aim(plan: Plan, roster: Roster) -> tuple[Plan | None, str]:
     """Add what the answers to STOP have shown: target, sources, and who can take part.
 

@@ -5,6 +5,9 @@ Every new attempt has fewer ranks or fewer strategies than the one before, or or
 times for each rank at most; and EXIT needs nobody's answer: so a recovery ends.
 
     STOP, CLEAN --(hold: until every process that was ordered is ready)--> REBUILD ... RESUME
+
+With a cluster manager attached (controller.negotiator) there are attempts of STOP alone: when all have stopped the
+manager is asked what to do, and its choice is the next attempt.
 """
 
 from __future__ import annotations
@@ -14,11 +17,13 @@ from typing import Union
 
 import msgspec
 
-from mindio_tft_patch.controller import decide, limits, targets, watch
-from mindio_tft_patch.controller.budget import Budget, Recovered
-from mindio_tft_patch.controller.events import Instruction, Log, Send, Verdict, agent, processor
+from mindio_tft_patch.controller import decide, limits, watch
+from mindio_tft_patch.controller.budget import Budget
+from mindio_tft_patch.controller.choose import ENDING, Chooser, recovered_by
+from mindio_tft_patch.controller.events import Instruction, Log, Send, Tell, Verdict, agent, processor
 from mindio_tft_patch.controller.farewell import Farewell
 from mindio_tft_patch.controller.judge import judge, why
+from mindio_tft_patch.controller.negotiator import Negotiator
 from mindio_tft_patch.controller.options import Options
 from mindio_tft_patch.controller.recovery import Recovery, Walk, record_of
 from mindio_tft_patch.controller.roster import LOSING, Fault, RankState, Roster, named
@@ -28,9 +33,7 @@ from mindio_tft_patch.protocol.phases import FaultKind, Phase, Strategy
 
 Answer = Union[Done, Failed]
 
-_ENDING = (Strategy.DUMP, Strategy.EXIT)
 _LOCAL = (Phase.STOP, Phase.CLEAN)  # each rank by itself: who does not answer is the one to blame
-_ORDERS_MAX = 3  # for one rank in one recovery: a process that does not come up will not do so the fourth time
 
 
 class Walker:
@@ -44,21 +47,29 @@ class Walker:
         attempt: number of the current attempt; counts on over all recoveries.
         recovery: the one that is going on.
         out: instructions, for the machine to hand out.
+        negotiator: speaks with the cluster manager, when there is one.
     """
 
     def __init__(self, options: Options, roster: Roster) -> None:
         self._options = options
         self._roster = roster
         self._budget = Budget(options.restart_budget)
+        self._chooser = Chooser(roster, self._budget)
         self._farewell = Farewell(roster)
         self.attempt = 0
         self.recovery: Recovery | None = None
         self.out: list[Instruction] = []
+        self.negotiator = Negotiator(options, roster, lambda report: self.out.append(Tell(report)))
 
     @property
     def verdict(self) -> Verdict | None:
         """How the job ends; None while it runs."""
         return self._farewell.verdict
+
+    def count_attempt(self) -> int:
+        """A number that no command has had, also not of a controller before this one: ranks drop older ones."""
+        self.attempt = max(self.attempt, self._roster.attempt) + 1
+        return self.attempt
 
     @property
     def open(self) -> bool:
@@ -78,16 +89,16 @@ class Walker:
         """A rank has left training in good order."""
         recovery = self.recovery
         if recovery is not None and recovery.walk is not None and rank in recovery.walk.plan.participants:
-            self._restart(recovery, now, f"rank {rank} has left training")
+            self.restart(recovery, now, f"rank {rank} has left training")
 
     def ready(self, state: RankState, now: float) -> None:
         """A rank has said, or said anew, what it can do."""
         recovery = self.recovery
         walk = recovery.walk if recovery else None
-        if recovery is None or walk is None or walk.plan.strategy in _ENDING or state.ready is None:
+        if recovery is None or walk is None or walk.plan.strategy in ENDING or state.ready is None or walk.asking:
             return
         if walk.plan.strategy not in state.ready.strategies:
-            self._restart(recovery, now, f"rank {state.rank} does not offer {walk.plan.strategy.value} any more")
+            self.restart(recovery, now, f"rank {state.rank} does not offer {walk.plan.strategy.value} any more")
         elif walk.holding and recovery.decide_at is None:
             self._hold(recovery, walk, now)
 
@@ -96,12 +107,12 @@ class Walker:
         recovery = self.recovery
         if recovery is not None and recovery.walk is not None and set(ranks) & set(recovery.walk.plan.lost):
             # What was ordered from the agent before it must not be done once more.
-            self._restart(recovery, now, f"the launcher of {named(ranks)} was started again")
+            self.restart(recovery, now, f"the launcher of {named(ranks)} was started again")
 
     def reachable(self, rank: int, now: float) -> None:
         """A rank that was out of reach can be spoken to again, and nothing was done about it yet."""
         if self.recovery is not None and self.recovery.walk is not None:
-            self._restart(self.recovery, now, f"rank {rank} can be reached again")
+            self.restart(self.recovery, now, f"rank {rank} can be reached again")
 
     def fault(self, fault: Fault, now: float) -> None:
         """Take in a fault that the roster has noted."""
@@ -110,7 +121,7 @@ class Walker:
             wait = watch.root_cause_seconds(self._roster, now)
         recovery = self.recovery
         if recovery is None:
-            self.recovery = Recovery(began=now, decide_at=now + wait)
+            self.recovery = Recovery(began=now, decide_at=now + wait, deal=self.negotiator.deal())
         elif recovery.walk is None:
             recovery.decide_at = min(recovery.decide_at or now, now + wait)
         else:
@@ -120,7 +131,7 @@ class Walker:
         plan = walk.plan
         if plan.strategy is Strategy.EXIT:
             if fault.kind in LOSING and fault.rank is not None:
-                self._do_without(recovery, walk, fault.rank, now)
+                self.do_without(recovery, walk, fault.rank, now)
             return
         needed: Collection[int] = plan.participants
         if plan.strategy in IN_PLACE:
@@ -130,16 +141,28 @@ class Walker:
             needed = walk.waiting
         walk.lost = walk.lost or fault.losing
         if decide.restart_needed(fault, needed, plan.strategy, stopping=walk.phase is Phase.STOP):
-            self._restart(recovery, now, str(fault))
+            self.restart(recovery, now, str(fault))
 
-    def _do_without(self, recovery: Recovery, walk: Walk, rank: int, now: float) -> None:
-        """Nobody is needed for EXIT: a rank that is lost or fails is just not waited for."""
+    def do_without(self, recovery: Recovery, walk: Walk, rank: int, now: float) -> None:
+        """Do not wait for a rank: nobody is needed for EXIT, and one that was declared faulty will not answer."""
         if rank in walk.waiting:
             walk.waiting.discard(rank)
             if not walk.waiting:
                 self._phase_over(recovery, walk, now)
 
-    def _restart(self, recovery: Recovery, now: float, reason: str, wait_seconds: float | None = None) -> None:
+    # The cluster manager.
+
+    def alone(self, now: float, reason: str) -> None:
+        """The cluster manager has no part in this recovery any more, for a reason; empty: it has."""
+        recovery = self.recovery
+        if not reason or recovery is None or recovery.deal is None:
+            return
+        recovery.deal = None
+        self.log("warning", f"the controller decides by itself: {reason}")
+        if recovery.walk is not None and recovery.walk.asking:
+            self.restart(recovery, now, reason, wait_seconds=0.0)
+
+    def restart(self, recovery: Recovery, now: float, reason: str, wait_seconds: float | None = None) -> None:
         """Begin a new attempt when what else happens in the same moment has been gathered."""
         if recovery.decide_at is None:
             recovery.decide_at = now + (self._options.collect_seconds if wait_seconds is None else wait_seconds)
@@ -160,15 +183,17 @@ class Walker:
             return []
         if recovery.decide_at is not None:
             if now >= recovery.decide_at:
-                self._begin(recovery, now)
+                self.begin(recovery, now)
             return []
         walk = recovery.walk
-        if walk is None:
-            return []
+        tick = self._tick_asking if walk is not None and walk.asking else self._tick_walking
+        return [] if walk is None else tick(recovery, walk, now)
+
+    def _tick_walking(self, recovery: Recovery, walk: Walk, now: float) -> list[Fault]:
         states = self._roster.ranks.values()
         unordered = [s.rank for s in states if s.lost and not s.awaited and self._roster.watched(s.rank, now)]
         if unordered and walk.plan.strategy in IN_PLACE:
-            self._restart(recovery, now, f"the launcher of {named(unordered)} can be reached again")
+            self.restart(recovery, now, f"the launcher of {named(unordered)} can be reached again")
             return []
         silent = limits.silent(self._roster, walk, now)
         if not silent and walk.holding:
@@ -177,13 +202,21 @@ class Walker:
             return self._overdue(recovery, walk, now)
         return silent
 
+    def _tick_asking(self, recovery: Recovery, walk: Walk, now: float) -> list[Fault]:
+        found = limits.silent(self._roster, walk, now)
+        if not found and not walk.consulting and now >= walk.deadline:
+            return self._overdue(recovery, walk, now)
+        if not found:
+            self.alone(now, self.negotiator.overdue(recovery, now, consulting=walk.consulting))
+        return found
+
     def _overdue(self, recovery: Recovery, walk: Walk, now: float) -> list[Fault]:
         reason = f"{walk.phase.value} was not answered within {now - walk.began:.1f} s"
-        if walk.plan.strategy in _ENDING or walk.phase in _LOCAL:
+        if walk.plan.strategy in ENDING or walk.phase in _LOCAL:
             return [Fault(rank, FaultKind.HANG, reason) for rank in sorted(walk.waiting)]
         # One rank that is stuck keeps all others waiting: it is the next STOP that tells them apart.
         recovery.excluded[walk.plan.strategy] = f"{reason} by {named(walk.waiting)}"
-        self._restart(recovery, now, reason)
+        self.restart(recovery, now, reason)
         return []
 
     def _missing(self, walk: Walk) -> list[int]:
@@ -202,7 +235,7 @@ class Walker:
         elif now >= walk.deadline:
             reason = f"{named(missing)} did not come back within {self._options.return_seconds:.0f} s"
             recovery.excluded[Strategy.RESPAWN] = recovery.excluded[Strategy.RELOAD] = reason
-            self._restart(recovery, now, reason)
+            self.restart(recovery, now, reason)
 
     # Answers.
 
@@ -228,7 +261,7 @@ class Walker:
 
     def _failed(self, recovery: Recovery, walk: Walk, state: RankState, answer: Failed, now: float) -> None:
         if walk.plan.strategy is Strategy.EXIT:
-            self._do_without(recovery, walk, state.rank, now)
+            self.do_without(recovery, walk, state.rank, now)
             return
         walk.waiting.discard(state.rank)
         walk.failures.append(answer)
@@ -236,11 +269,12 @@ class Walker:
         wait = watch.root_cause_seconds(self._roster, now)
         if answer.phase is Phase.DUMP:  # whoever is blamed for it is left out of the next one: be sure
             wait = max(wait, self._options.collect_seconds + self._options.heartbeat_seconds)
-        self._restart(recovery, now, why(answer), wait_seconds=wait)
+        self.restart(recovery, now, why(answer), wait_seconds=wait)
 
     # Attempts and phases.
 
-    def _begin(self, recovery: Recovery, now: float) -> None:
+    def begin(self, recovery: Recovery, now: float) -> None:
+        """Begin a new attempt, at once."""
         for strategy, used_up in self._budget.exhausted().items():
             recovery.excluded.setdefault(strategy, used_up)
         if recovery.dump_deadline is not None and now >= recovery.dump_deadline:
@@ -250,31 +284,19 @@ class Walker:
         if recovery.walk is not None:
             recovery.count(recovery.walk, now)
             judge(recovery, recovery.walk, self._roster)
-        plan = self._choose(recovery, now)
-        if plan.strategy in _ENDING and recovery.dump_deadline is None:
+        self.alone(now, self.negotiator.begins(recovery, now))
+        plan = self._chooser.begin(recovery, now)
+        asking = recovery.deal is not None and not recovery.deal.chosen
+        if plan.strategy in ENDING and recovery.dump_deadline is None:
             # The launcher counts from the fault, unless the job was being kept alive until now.
             since = recovery.began if first else now
             recovery.dump_deadline = since + self._options.dump_timeout_seconds
-        self.attempt += 1
-        recovery.begin(plan, self._roster)
+        self.count_attempt()
+        recovery.begin(plan, self._roster, asking=asking)
         lost = {"lost": list(plan.lost)} if plan.lost else {}
         self.log("warning", f"decision: {plan.reason}", strategy=plan.strategy.value, faulty=list(plan.faulty), **lost)
         assert recovery.walk is not None
         self._enter(recovery, recovery.walk, now)
-
-    def _choose(self, recovery: Recovery, now: float) -> Plan:
-        while True:
-            plan, _ = decide.choose_strategy(self._roster, self._roster.faults, now, excluded=recovery.excluded)
-            if plan.strategy in _ENDING:
-                return plan
-            often = [rank for rank in plan.lost if recovery.ordered[rank] >= _ORDERS_MAX]
-            if often:
-                objection = f"{named(often)} was started anew {_ORDERS_MAX} times and was lost each time"
-            elif recovery.dump_deadline is not None:
-                objection = "the launchers have begun to end the job"
-            else:
-                return plan
-            recovery.excluded[plan.strategy] = objection
 
     def _enter(self, recovery: Recovery, walk: Walk, now: float) -> None:
         """Send the current phase."""
@@ -305,10 +327,12 @@ class Walker:
         recovery.count(walk, now)
         self.log("info", f"{walk.phase.value}: done in {now - walk.began:.3f} s")
         walk.began = now
-        if walk.phase is Phase.STOP and not self._settle(recovery, walk, now):
+        if walk.asking:
+            walk.consulting = True
+            self.alone(now, self.negotiator.stopped(recovery, now))
             return
-        reloaded = walk.phase is Phase.ROLLBACK and walk.plan.strategy is Strategy.RELOAD
-        if reloaded and not self._loaded(recovery, walk, now):
+        if not self._learn(recovery, walk, now):
+            self.begin(recovery, now)
             return
         if walk.following is None:
             self._recovered(recovery, walk, now)
@@ -320,6 +344,18 @@ class Walker:
             return
         self._next(recovery, walk, now)
 
+    def _learn(self, recovery: Recovery, walk: Walk, now: float) -> bool:
+        """What the phase that is over has shown. False when another attempt is needed."""
+        plan: Plan | None = walk.plan
+        if walk.phase is Phase.STOP:
+            plan, reason = self._chooser.settle(recovery, walk, now)
+            if plan is not None and plan.sources:
+                self.log("info", f"target: {reason}", step=plan.target_step, participants=list(plan.participants))
+        elif walk.phase is Phase.ROLLBACK and walk.plan.strategy is Strategy.RELOAD:
+            plan = self._chooser.loaded(recovery, walk)
+        walk.plan = walk.plan if plan is None else plan
+        return plan is not None
+
     def _next(self, recovery: Recovery, walk: Walk, now: float) -> None:
         if walk.following is Phase.REBUILD:
             back = [rank for rank in walk.plan.faulty if self._roster.ranks[rank].back]
@@ -328,46 +364,12 @@ class Walker:
         walk.index += 1
         self._enter(recovery, walk, now)
 
-    def _settle(self, recovery: Recovery, walk: Walk, now: float) -> bool:
-        """After STOP: what to do is known now. False when a new attempt has begun instead."""
-        targets.mark_unusable(self._roster)
-        again, _ = decide.choose_strategy(self._roster, self._roster.faults, now, excluded=recovery.excluded)
-        if again.strategy is not walk.plan.strategy or again.lost:
-            self._begin(recovery, now)
-            return False
-        again = msgspec.structs.replace(again, lost=walk.plan.lost)
-        plan, trouble = targets.aim(again, self._roster)
-        if plan is not None and plan.strategy in IN_PLACE:
-            trouble = self._budget.repeated(_recovered_by(recovery, plan))
-        if plan is None or trouble:
-            recovery.excluded[again.strategy] = trouble
-            self._begin(recovery, now)
-            return False
-        walk.plan = plan
-        if plan.sources:
-            reason = plan.reason[len(again.reason) :].lstrip("; ")
-            self.log("info", f"target: {reason}", step=plan.target_step, participants=list(plan.participants))
-        return True
-
-    def _loaded(self, recovery: Recovery, walk: Walk, now: float) -> bool:
-        """After the ROLLBACK of a reload: at which step is everybody? False when a new attempt has begun instead."""
-        steps = {
-            state.commit.step
-            for state in (self._roster.ranks[rank] for rank in walk.plan.participants)
-            if state.commit is not None
-        }
-        if len(steps) != 1:
-            recovery.excluded[Strategy.RELOAD] = f"the ranks have loaded different steps: {sorted(steps)}"
-            self._begin(recovery, now)
-            return False
-        walk.plan = msgspec.structs.replace(walk.plan, target_step=steps.pop())
-        return True
-
     # Ends.
 
     def _recovered(self, recovery: Recovery, walk: Walk, now: float) -> None:
-        self._budget.add(_recovered_by(recovery, walk.plan))
+        self._budget.add(recovered_by(recovery, walk.plan))
         record = record_of(recovery, self._roster, walk.plan, self._budget.left, now)
+        self.negotiator.recovered(walk.plan)
         self.recovery = None
         self._roster.forget_recovery()
         self._roster.progress_at = now
@@ -376,6 +378,7 @@ class Walker:
     def _conclude(self, recovery: Recovery, plan: Plan, now: float) -> None:
         record = record_of(recovery, self._roster, plan, self._budget.left, now)
         self.out += self._farewell.conclude(self.attempt, plan, recovery.checkpoint, record, now)
+        self.negotiator.concluded(plan)
         self.log("warning", f"the job ends: {plan.reason}", checkpoint=recovery.checkpoint)
         self._write_record(record)
 
@@ -392,8 +395,3 @@ class Walker:
         walk = recovery.walk if recovery else None
         place = {"attempt": self.attempt, "phase": walk.phase.value if walk else ""}
         self.out.append(Log(level, text, {**place, **fields}))
-
-
-def _recovered_by(recovery: Recovery, plan: Plan) -> Recovered:
-    step = recovery.completed if plan.strategy is Strategy.RELOAD else plan.target_step
-    return Recovered(plan.strategy, step, plan.faulty)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from mindio_tft_patch.config import Config
 from mindio_tft_patch.processor.handlers import Outcome
 from mindio_tft_patch.processor.link import Channel, Link
+from mindio_tft_patch.processor.pause import PausePoint
 from mindio_tft_patch.processor.progress import ProgressBoard
 from mindio_tft_patch.protocol.endpoint import Endpoint
 from mindio_tft_patch.protocol.messages import (
@@ -45,6 +46,9 @@ class Client(Link):
         on_stop: called on the control thread when a STOP arrives, before the main thread can see the command; makes
             the main thread leave its collectives and must return at once.
         node: index of this node.
+
+    Attributes:
+        pause: orders to hold between two steps; Guard.boundary obeys them.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class Client(Link):
         self._rank = rank
         self._board = board
         self._on_stop = on_stop
+        self.pause = PausePoint()
         self._ready: Ready | None = None
         self._finished = False
         self._commands: queue.SimpleQueue[Do] = queue.SimpleQueue()
@@ -139,7 +144,13 @@ class Client(Link):
         if self._last == (do.attempt, do.phase):
             return
         self._last = (do.attempt, do.phase)
+        if self.pause.concerns(do):
+            commit = self.pause.order(do, self._board.commit.step)
+            if commit is not None:
+                self.done(do, commit, Outcome(), 0.0)
+            return
         if do.phase is Phase.STOP:
+            self.pause.stop()
             try:
                 self._on_stop()
             except Exception:

@@ -18,6 +18,7 @@ from typing import NoReturn, Protocol, TypeVar
 from mindio_tft_patch.errors import ControlError, Interrupted, RecoveryError
 from mindio_tft_patch.processor.detect import Detector
 from mindio_tft_patch.processor.handlers import Handlers, Outcome
+from mindio_tft_patch.processor.pause import PausePoint
 from mindio_tft_patch.processor.progress import ProgressBoard
 from mindio_tft_patch.protocol.messages import CommitState, Do
 from mindio_tft_patch.protocol.phases import Activity, FaultKind, Phase
@@ -32,6 +33,11 @@ _POLL_SECONDS = 1.0
 
 class Channel(Protocol):
     """What the guard needs of processor.client.Client."""
+
+    @property
+    def pause(self) -> PausePoint:
+        """Orders to hold between two steps."""
+        ...
 
     @property
     def connected(self) -> bool:
@@ -110,6 +116,36 @@ class Guard:
             except BaseException as error:
                 self._recover(error)
 
+    def boundary(self, step: int) -> None:
+        """Between two steps, called by the training loop before it begins another: hold when the controller says so.
+
+        Args:
+            step: last completed step.
+
+        Raises:
+            Interrupted: the controller stops training, perhaps because of a fault elsewhere.
+        """
+        order = self._channel.pause.forbidding(step)
+        if order is not None:
+            with self._board.doing(Activity.PAUSE):
+                self._hold(step, order)
+
+    def _hold(self, step: int, order: Do | None) -> None:
+        point, answered = self._channel.pause, None
+        deadline = self._clock() + self._patience_seconds
+        while order is not None:
+            if order.plan.target_step and order is not answered:
+                log.info("holding after step %d: %s", step, order.plan.reason)
+                answered = order
+                self._obey(order)
+            point.wait(order, _POLL_SECONDS)
+            if self._channel.connected:
+                deadline = self._clock() + self._patience_seconds
+            elif self._clock() > deadline:
+                log.error("no word from the controller for %g s; going on without it", self._patience_seconds)
+                point.give_up()
+            order = point.forbidding(step)
+
     def last_resort(self, error: BaseException) -> NoReturn:
         """A fault outside the function that can be run again: obey the controller, then leave.
 
@@ -130,7 +166,7 @@ class Guard:
             more = self._note(error) if self._note is not None else ""
             detail = f"{self.detector.describe(error)} (while in {before.value})"
             self._channel.report(kind, f"{detail}; {more}" if more else detail)
-        _forget_frames(error)
+        forget_frames(error)
         # Whoever comes back was told so by the controller: its commands come when the others are there.
         heard = error is None
         deadline = self._clock() + self._patience_seconds
@@ -180,7 +216,7 @@ class Guard:
             log.error("phase %s failed: %s", do.phase.value, "".join(traceback.format_exception(error)).rstrip())
             collateral = isinstance(error, RecoveryError) and error.collateral
             self._channel.failed(do, self.detector.describe(error), collateral=collateral)
-            _forget_frames(error)
+            forget_frames(error)
             return False
         seconds = self._clock() - began
         log.info("phase %s done in %.3f s", do.phase.value, seconds)
@@ -195,7 +231,7 @@ class Guard:
         raise SystemExit(EXIT_CODE) from error
 
 
-def _forget_frames(error: BaseException | None) -> None:
+def forget_frames(error: BaseException | None) -> None:
     """Free what the frames of an exception hold: activations, graphs, a whole iteration's memory.
 
     The traceback keeps its lines, so that the exception can still be logged and raised.

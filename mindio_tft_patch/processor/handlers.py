@@ -36,8 +36,8 @@ class Handlers(Protocol):
         """Strategies that this rank can carry out beyond exit."""
         ...
 
-    def commit_state(self) -> CommitState:
-        """How far the optimizer state of this rank is; called from any thread."""
+    def commit_state(self) -> CommitState | None:
+        """How far the optimizer state of this rank is; called from any thread. None: no state that can be used."""
         ...
 
     def stop(self) -> None:
@@ -70,4 +70,8 @@ class Handlers(Protocol):
 
     def dump(self, plan: Plan) -> Outcome:
         """Write the checkpoint of `plan.target_step`, together with the other participants; detail: its path."""
+        ...
+
+    def pause(self, plan: Plan) -> Outcome:
+        """Between two steps: wait until the device and the network have nothing left to do. `Guard.boundary` holds."""
         ...

@@ -210,7 +210,7 @@ class Link:
                 "The controller has not been heard of for %.0f s: training goes on, but unprotected, until it answers.",
                 now - self._heard_at,
             )
-        channel.send(self._register)
+        channel.send(msgspec.structs.replace(self._register, attempt=self.attempt))
         if self._welcome is not None:
             for message in self._again():
                 channel.send(message)

@@ -75,8 +75,8 @@ class ProgressBoard:
             self._broken_in = self._broken_in or activity
             raise
         finally:
-            # A long evaluation or save must not count as the duration of a step.
-            if activity in (Activity.EVALUATE, Activity.SAVE):
+            # A long evaluation, save or pause must not count as the duration of a step.
+            if activity in (Activity.EVALUATE, Activity.SAVE, Activity.PAUSE):
                 self._step_began = None
             self.enter(before)
 

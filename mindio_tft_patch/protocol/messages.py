@@ -16,7 +16,7 @@ import msgspec
 
 from mindio_tft_patch.protocol.phases import Activity, FaultKind, Phase, Strategy
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 class Role(str, Enum):
@@ -71,7 +71,8 @@ class ShardSource(msgspec.Struct, frozen=True):
 class Plan(msgspec.Struct, frozen=True):
     """What a recovery is going to do; sent with every phase.
 
-    target_step: step that all state has after the recovery.
+    target_step: step that all state has after the recovery. Of PAUSE: hold when this step is complete; 0: begin no
+        further step for now, and answer with the one that was begun last.
     faulty: ranks that are dead, have come back as new processes, or whose state cannot be used: what REPAIR fills.
     lost: ranks whose process is to be started anew by the agent of their node, which ends what is left of the old one.
         Each is named by the first attempt that misses it, in all of its phases, and by no later one.
@@ -94,6 +95,7 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
     """First message of a peer. An agent registers with rank = -1 and its node's ranks.
 
     life: random, made anew by every process; in a container that is started again the process ids are the same.
+    attempt: the latest that this peer has heard of; a controller that was started again counts on from there.
     """
 
     role: Role
@@ -105,6 +107,7 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
     ranks: tuple[int, ...] = ()
     version: int = PROTOCOL_VERSION
     life: str = ""
+    attempt: int = 0
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -138,7 +141,10 @@ class FaultReport(msgspec.Struct, frozen=True, tag="fault"):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """A phase is complete on a rank."""
+    """A phase is complete on a rank.
+
+    commit: how far its optimizer state is. Of a PAUSE without target: `step` is the last step that was begun.
+    """
 
     rank: int
     attempt: int

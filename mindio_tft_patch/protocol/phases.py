@@ -3,6 +3,8 @@
     detected -> reported -> decided -> stop -> clean -> rebuild -> repair -> rollback -> resume
                                             \\-> dump -> exit
 
+    training -> pause -> training      (no fault: a cluster manager wants the job to hold still for a while)
+
 A recovery is a walk along one `PATHS[strategy]`. The controller sends the phase, every rank that takes part runs the
 handler method of the same name (processor.handlers.Handlers), in the file of the same name in an adaptor, and answers
 `Done` or `Failed`; the controller then sends the next phase. What a phase does on a rank is not known here.
@@ -26,6 +28,7 @@ class Phase(str, Enum):
     RESUME = "resume"  # enter train() again
     DUMP = "dump"  # write the dying-gasp checkpoint of the target step
     EXIT = "exit"  # end the process with the reason
+    PAUSE = "pause"  # on no path, since nothing is wrong: hold between two steps until RESUME
 
 
 class Strategy(str, Enum):
@@ -61,6 +64,7 @@ class FaultKind(str, Enum):
     TERMINATED = "terminated"  # somebody asked the rank or the job to end (SIGTERM)
     EXCEPTION = "exception"  # anything else that user code or the framework raised
     CORRUPTION = "corruption"  # the holders of a shard disagree: silent corruption
+    DECLARED = "declared"  # the cluster manager says that the rank is faulty; it ends the process and starts another
 
 
 class Activity(str, Enum):
@@ -75,4 +79,5 @@ class Activity(str, Enum):
     EVALUATE = "evaluate"
     SAVE = "save"
     RECOVERY = "recovery"  # in the guard, obeying the controller
+    PAUSE = "pause"  # holds between two steps, because the controller says so
     FINISHED = "finished"  # training has ended

@@ -1,4 +1,4 @@
-"""Messages over ZeroMQ: the only file that imports zmq.
+"""Messages over ZeroMQ: the only file that opens sockets of it.
 
 The controller holds a ROUTER, every processor and agent a DEALER. Each socket has a context of its own, because the
 authentication hook of ZeroMQ (ZAP) belongs to a context, and because a context can then be closed without asking what
@@ -31,6 +31,7 @@ from mindio_tft_patch.config import Config
 from mindio_tft_patch.errors import ControlError
 from mindio_tft_patch.protocol.address import is_loopback, reachable, resolve, url
 from mindio_tft_patch.protocol.endpoint import Endpoint
+from mindio_tft_patch.protocol.keys import Keys, new_keys
 from mindio_tft_patch.protocol.messages import DownMessage, UpMessage
 
 logger = logging.getLogger("mindio_tft_patch.wire")
@@ -42,6 +43,22 @@ DESCRIPTORS_SPARE = 128  # what the process itself has open: logs, checkpoints, 
 _FAILED_HANDSHAKES = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
+
+
+def encode(encoder: msgspec.msgpack.Encoder, message: UpMessage | DownMessage) -> bytes:
+    """A message as bytes. Texts of others (of exceptions, of file names) may hold what UTF-8 has no bytes for."""
+    try:
+        return encoder.encode(message)
+    except UnicodeEncodeError:
+        return encoder.encode(_encodable(msgspec.to_builtins(message)))
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(one) for key, one in value.items()}
+    return [_encodable(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 @dataclass(frozen=True)
@@ -171,11 +188,15 @@ class _Socket:
 class ServerSocket(_Socket):
     """The controller's end.
 
+    Args:
+        keys: of the channel; None: made anew when it is encrypted.
+
     Raises:
         ControlError: the port is taken, or the address cannot be bound.
+        ConfigError: the keys are those of a rank.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, keys: Keys | None = None) -> None:
         super().__init__(zmq.ROUTER, UP_BYTES_MAX)
         self._decoder = msgspec.msgpack.Decoder(UpMessage)
         self._encoder = msgspec.msgpack.Encoder()
@@ -189,25 +210,23 @@ class ServerSocket(_Socket):
         self._socket.setsockopt(zmq.BACKLOG, 4096)
         self._monitor = self._watch(zmq.EVENT_ACCEPT_FAILED | _FAILED_HANDSHAKES)
         try:
-            self.endpoint = self._authenticate(config) if config.encrypted else _plain(config)
+            self.endpoint = self._authenticate(config, keys or new_keys()) if config.encrypted else _plain(config)
             _bind(self._socket, config)
         except BaseException:
             self.close()
             raise
 
-    def _authenticate(self, config: Config) -> Endpoint:
-        server_public, server_secret = zmq.curve_keypair()
-        client_public, client_secret = zmq.curve_keypair()
+    def _authenticate(self, config: Config, keys: Keys) -> Endpoint:
         self._zap = self._context.socket(zmq.REP)
         self._zap.setsockopt(zmq.LINGER, 0)
         self._zap.bind("inproc://zeromq.zap.01")
         self._inner.append(self._zap)
         self._poller.register(self._zap, zmq.POLLIN)
-        self._allowed = z85.decode(client_public)
+        self._allowed = z85.decode(keys.client_public)
         self._socket.setsockopt(zmq.CURVE_SERVER, 1)
-        self._socket.setsockopt(zmq.CURVE_SECRETKEY, server_secret)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.controller_secret)
         self._socket.setsockopt(zmq.ZAP_DOMAIN, b"mindio_tft_patch")
-        return Endpoint(config.controller_address, config.port, server_public, client_public, client_secret)
+        return keys.endpoint(config.controller_address, config.port)
 
     def receive(self, timeout_seconds: float) -> list[Incoming]:
         """Messages that have arrived, waiting at most `timeout_seconds` for the first."""
@@ -266,7 +285,7 @@ class ServerSocket(_Socket):
     def send(self, identity: bytes, message: DownMessage) -> bool:
         """Send to one connection; False when there is none of this id any more, or its queue is full."""
         try:
-            self._socket.send_multipart([identity, self._encoder.encode(message)], zmq.NOBLOCK)
+            self._socket.send_multipart([identity, encode(self._encoder, message)], zmq.NOBLOCK)
         except zmq.ZMQError:
             return False
         return True
@@ -306,9 +325,12 @@ class PeerSocket(_Socket):
     def send(self, message: UpMessage) -> bool:
         """Queue a message; False when the queue is full, which means that the controller has been gone for long."""
         try:
-            self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+            self._socket.send(encode(self._encoder, message), zmq.NOBLOCK)
         except zmq.ZMQError:
             return False
+        except (ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
+            # Trying again would not help: without it, those that come after it are still sent.
+            self.complaints.warn("encode", f"Left out a {type(message).__name__} that cannot be sent: {error}")
         return True
 
     def receive(self, timeout_seconds: float) -> list[DownMessage]:

@@ -8,7 +8,8 @@ from unittest import mock
 
 import torch
 
-from mindio_tft_patch.adaptors.megatron.data_source import DataSource, Rewindable
+from mindio_tft_patch.adaptors.megatron.data_source import DataSource
+from mindio_tft_patch.adaptors.porting.rewindable import Rewindable
 
 
 class Sampler:

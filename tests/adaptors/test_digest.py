@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mindio_tft_patch.adaptors.megatron.digest import digest_of
+from mindio_tft_patch.adaptors.porting.digest import digest_of
 
 SHAPES = [(0,), (1,), (3,), (7, 5), (1024,), (2**20 + 13,)]
 

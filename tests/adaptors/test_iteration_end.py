@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from mindio_tft_patch.adaptors.device import cpu
 from mindio_tft_patch.adaptors.megatron.gate import CommitGate
 from mindio_tft_patch.adaptors.megatron.iteration_end import EndOfStep, IterationEnd
+from mindio_tft_patch.adaptors.megatron.session import Session
 from mindio_tft_patch.processor.progress import ProgressBoard
 
 
@@ -90,3 +92,19 @@ def test_a_fault_in_the_repeated_end_lets_the_optimizer_work_again_afterwards() 
         raise RuntimeError
     loop.ending.forget()
     assert loop.step() == (2.0, (True, 1.5, None))
+
+
+def test_what_comes_after_train_is_no_part_of_a_repeated_last_step() -> None:
+    loop = Loop()
+    loop.ending.repeat(EndOfStep(step=3, losses={"lm loss": ("sum", [9.0, 3.0])}, evaluated=True, saved=True))
+    loop.step()
+    assert loop.ending.leaves_out_evaluation  # the one of the step itself
+    offers: list[bool] = []
+    session: Any = SimpleNamespace(
+        _handlers=SimpleNamespace(inside=True),
+        in_place=SimpleNamespace(ending=loop.ending),
+        protection=SimpleNamespace(offer=lambda: offers.append(True)),
+    )
+    Session.left_train(session)
+    assert not loop.ending.leaves_out_evaluation and not loop.ending.leaves_out_save
+    assert loop.gate.answer is None and offers == [True]

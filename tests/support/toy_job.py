@@ -4,6 +4,8 @@
     toy_job.py --plugin --enable-high-availability   ranks register, obey the controller, "dump" a small file
     toy_job.py --plugin --enable-high-availability --enable-worker-reboot
                                                      ranks offer respawn too; each --die happens once in the whole job
+    toy_job.py --plugin --enable-high-availability --enable-hbmfault-repair
+                                                     likewise retry
 
 Every rank writes the numbers of its steps to standard output, flushed.
 """
@@ -32,7 +34,7 @@ def say(text: str) -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--die", default="", help="list of rank:step:SIGNAL, rank:step:<exit code>, rank:step:raise")
+    parser.add_argument("--die", default="", help="list of rank:step:SIGNAL, rank:step:<exit code>, raise, memory")
     parser.add_argument("--attempts", type=int, default=1, help="attempts in which --die happens")
     parser.add_argument("--plugin", action="store_true")
     parser.add_argument("--gloo", action="store_true", help="meet in a real process group and reduce once")
@@ -42,6 +44,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--save", type=Path, default=None)
     parser.add_argument("--enable-high-availability", action="store_true")
     parser.add_argument("--enable-worker-reboot", action="store_true")
+    parser.add_argument("--enable-hbmfault-repair", action="store_true")
+    parser.add_argument("--broken", default="", help="rank:phase: this phase always fails on this rank")
     return parser.parse_args()
 
 
@@ -56,7 +60,7 @@ def die_if_due(options: argparse.Namespace, rank: int, step: int) -> None:
 
 def first_time(options: argparse.Namespace, what: str) -> bool:
     """A process that takes the place of a dead one must not die of the same."""
-    if not options.enable_worker_reboot:
+    if not options.enable_worker_reboot and not options.enable_hbmfault_repair:
         return True
     try:
         (options.save / f"happened-{what}").touch(exist_ok=False)
@@ -68,6 +72,8 @@ def first_time(options: argparse.Namespace, what: str) -> bool:
 def die(how: str) -> None:
     if how == "raise":
         raise RuntimeError("the toy job was told to raise")
+    if how == "memory":
+        raise RuntimeError("UCE ERROR: the toy job was told to have a memory error")
     if how.isdecimal():
         sys.stdout.flush()
         os._exit(int(how))
@@ -102,7 +108,9 @@ class ToyHandlers:
     def strategies(self):
         from mindio_tft_patch.protocol.phases import Strategy
 
-        return (Strategy.RESPAWN, Strategy.DUMP) if self.options.enable_worker_reboot else (Strategy.DUMP,)
+        found = [Strategy.RETRY] if self.options.enable_hbmfault_repair else []
+        found += [Strategy.RESPAWN] if self.options.enable_worker_reboot else []
+        return (*found, Strategy.DUMP)
 
     def commit_state(self):
         return self.board.commit
@@ -124,9 +132,16 @@ class ToyHandlers:
     def rebuild(self, plan):
         from mindio_tft_patch.processor.handlers import Outcome
 
+        if self.options.broken == f"{self.rank}:rebuild":
+            raise RuntimeError("the toy job was told to fail here")
         return Outcome()
 
-    repair = rebuild
+    def repair(self, plan):
+        from mindio_tft_patch.processor.handlers import Outcome
+
+        return Outcome()
+
+    pause = repair
 
     def rollback(self, plan):
         from mindio_tft_patch.processor.handlers import Outcome
@@ -156,6 +171,13 @@ def wait_for_all(store, world_size: int) -> None:
         time.sleep(0.02)
 
 
+def controller_of(config, store):
+    from mindio_tft_patch.protocol.endpoint import fetch
+    from mindio_tft_patch.protocol.keys import external_endpoint
+
+    return external_endpoint(config) if config.controller_of_cluster else fetch(store)
+
+
 def be_stubborn() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while True:
@@ -171,7 +193,6 @@ def run_plugin(options: argparse.Namespace, rank: int, world_size: int) -> None:
     from mindio_tft_patch.errors import Interrupted
     from mindio_tft_patch.processor.client import Client
     from mindio_tft_patch.processor.guard import Guard
-    from mindio_tft_patch.protocol.endpoint import fetch
     from mindio_tft_patch.protocol.messages import CommitState, Ready
     from mindio_tft_patch.protocol.phases import Activity
 
@@ -183,7 +204,7 @@ def run_plugin(options: argparse.Namespace, rank: int, world_size: int) -> None:
     store = open_job_store(config, 60.0)
     client = Client(
         config,
-        fetch(store),
+        controller_of(config, store),
         handlers.board,
         rank=rank,
         world_size=world_size,
@@ -206,6 +227,7 @@ def run_plugin(options: argparse.Namespace, rank: int, world_size: int) -> None:
             raise Interrupted
         handlers.board.enter(Activity.COMPUTE)
         for step in range(handlers.board.commit.step + 1, options.steps + 1):
+            guard.boundary(step - 1)
             die_if_due(options, rank, step)
             time.sleep(STEP_SECONDS)
             handlers.board.set_commit(CommitState(step=step - 1, at_gate=step))
@@ -223,7 +245,8 @@ def run_plugin(options: argparse.Namespace, rank: int, world_size: int) -> None:
                 raise Interrupted
         client.finished()
 
-    Guard(client, handlers, handlers.board, patience_seconds=60.0 if options.enable_worker_reboot else 15.0).run(body)
+    guard = Guard(client, handlers, handlers.board, patience_seconds=60.0 if options.enable_worker_reboot else 15.0)
+    guard.run(body)
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mindio_tft_patch.adaptors.megatron import checkpoint_files as files
+from mindio_tft_patch.adaptors.porting import checkpoint_files as files
 
 
 @pytest.fixture
@@ -89,6 +89,19 @@ def test_a_torch_dist_checkpoint_without_tracker_is_complete_when_its_last_files
 def test_a_checkpoint_of_an_earlier_run_is_not_taken_for_ours(save: Path) -> None:
     began = (save / "iter_0000005" / "model.pt").stat().st_mtime + 10
     assert files.existing_checkpoint(save, 5, not_before=began) is None
+
+
+def test_a_save_that_was_cut_off_over_an_older_checkpoint_is_not_complete(save: Path) -> None:
+    folder = save / "iter_0000005"
+    for name in (".metadata", "metadata.json"):
+        (folder / name).write_bytes(b"x")  # of the older run, as the tracker is
+    began = max(file.stat().st_mtime for file in folder.iterdir()) + 10
+    (folder / "new.distcp").write_bytes(b"y")
+    os.utime(folder / "new.distcp", (began + 1, began + 1))
+    assert files.existing_checkpoint(save, 5, not_before=began) is None
+    for file in folder.iterdir():
+        os.utime(file, (began + 1, began + 1))
+    assert files.existing_checkpoint(save, 5, not_before=began) == folder
 
 
 @pytest.mark.parametrize("content", ["", "release", "12x"])

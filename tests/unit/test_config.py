@@ -38,6 +38,9 @@ def test_without_flags_and_variables_everything_has_its_default() -> None:
         ("TFT_SCRUB_INTERVAL", "-1"),
         ("TFT_SCRUB_ACTION", "shout"),
         ("HIGH_AVAILABILITY", "fly"),
+        ("TTP_PORT", "8" * 5000),
+        ("TTP_OT", "8" * 5000),
+        ("TFT_HANG_SECONDS", "1e999"),
     ],
 )
 def test_a_variable_out_of_range_is_replaced_by_its_default_with_a_warning(name: str, bad: str) -> None:

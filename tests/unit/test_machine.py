@@ -245,7 +245,7 @@ def test_a_rank_that_goes_on_beating_after_exit_is_told_again() -> None:
     job.outbox.clear()
     job.beat(2, activity=Activity.RECOVERY)
     assert job.sent(Phase.EXIT) == {}
-    job.now += 1.1
+    job.passes(1.1)
     job.beat(2, activity=Activity.RECOVERY)
     assert list(job.sent(Phase.EXIT)) == [2]
 
@@ -271,3 +271,51 @@ def test_messages_of_a_rank_that_never_registered_change_nothing() -> None:
     assert job.say(1, FaultReport(1, FaultKind.EXCEPTION, "x")) == []
     assert job.feed(Received(processor(1), Ready(1, 0, (), ()))) == []
     assert job.say(1, Done(1, 1, Phase.STOP, CommitState(1))) == []
+
+
+@pytest.mark.parametrize("first", ["tick", "message"])
+@pytest.mark.parametrize("with_agent", [True, False])
+def test_nobody_was_silent_while_the_controller_itself_did_not_run(first: str, with_agent: bool) -> None:
+    job = Job(with_agent=with_agent)
+    for _ in range(5):
+        job.passes(2, beating=(0, 1, 2, 3), waiting=8.0)
+        job.now += 600  # everything stands still
+        if first == "message":
+            job.beat(0, waiting=8.0)
+        job.passes(0.5)  # what the ranks have sent is read a moment later
+    job.passes(3, beating=(0, 1, 2, 3))
+    assert job.machine.idle and not job.machine.roster.faults
+
+
+def test_a_rank_that_is_gone_after_the_controller_stood_still_is_missed_as_always() -> None:
+    job = Job(with_agent=False)
+    job.passes(2, beating=(0, 1, 2, 3))
+    job.now += 600
+    job.passes(5, beating=(0, 2, 3), waiting=4.0)
+    assert [fault.rank for fault in job.machine.roster.faults] == [1]
+
+
+def test_a_phase_is_not_over_time_because_the_controller_stood_still() -> None:
+    job = Job()
+    job.dies(1)
+    job.decides()
+    job.now += 600
+    job.passes(0.5)
+    job.dumps(0, 2, 3)
+    assert job.machine.verdict is not None and job.machine.verdict.strategy is Strategy.DUMP
+
+
+def test_a_rank_that_ends_without_an_error_in_the_middle_of_training_is_missed() -> None:
+    job = Job()
+    job.dies(1, "ended with exit code 0")
+    job.decides()
+    assert job.sent(Phase.STOP)[0].plan.faulty == (1,)
+
+
+def test_a_rank_that_ends_after_training_is_not_missed() -> None:
+    job = Job()
+    for rank in range(4):
+        job.finishes(rank)
+        job.dies(rank, "ended with exit code 0")
+        job.decides()
+    assert job.machine.idle and not job.machine.roster.faults

@@ -379,3 +379,67 @@ def test_without_the_flag_for_retry_a_network_fault_is_respawn_without_a_new_pro
     assert (job.plan.strategy, job.plan.lost, job.plan.faulty) == (Strategy.RESPAWN, (), ())
     job.walks(Phase.STOP, Phase.CLEAN, *AFTER_CLEAN)
     assert job.machine.idle
+
+
+def test_when_every_rank_is_lost_all_come_back_and_load_the_last_checkpoint() -> None:
+    job = make()
+    job.beat(*EVERYBODY)
+    for rank in EVERYBODY:
+        job.dies(rank)
+    job.decides()
+    told = job.to_agent(Phase.STOP)
+    assert told is not None and (told.plan.strategy, told.plan.lost) == (Strategy.RELOAD, EVERYBODY)
+    assert "no respawn: no usable copy" in told.plan.reason
+    job.comes_back(3, 1, 0)
+    assert job.sent(Phase.REBUILD) == {}
+    job.comes_back(2)
+    assert sorted(job.sent(Phase.REBUILD)) == [0, 1, 2, 3]
+    job.walks(Phase.REBUILD)
+    job.walks(Phase.ROLLBACK, Phase.RESUME, step=2)
+    assert job.machine.idle and job.machine.verdict is None
+    assert (job.record["strategy"], job.record["step"], job.record["restarted"]) == ("reload", 2, [0, 1, 2, 3])
+    assert job.record["recomputed_steps"] == 3
+
+
+def test_every_rank_may_be_lost_again_and_again_while_the_job_gets_on() -> None:
+    job = make()
+    for step in (5, 8, 11, 14):
+        job.beat(*EVERYBODY, step=step)
+        for rank in EVERYBODY:
+            job.dies(rank)
+        job.decides()
+        job.comes_back(*EVERYBODY)
+        job.walks(*RELOADING, step=step - 1)
+        assert job.machine.idle and job.machine.verdict is None, job.plan.reason
+
+
+def test_when_every_rank_is_lost_and_there_is_no_checkpoint_the_reason_says_so() -> None:
+    job = make()
+    for rank in EVERYBODY:
+        job.dies(rank)
+    job.decides()
+    job.comes_back(*EVERYBODY)
+    job.failed(Phase.REBUILD, 1, "no checkpoint")
+    job.passes(2, beating=EVERYBODY)
+    job.walks(Phase.STOP)
+    job.passes(2, beating=EVERYBODY)
+    verdict = job.machine.verdict
+    assert verdict is not None and verdict.strategy is Strategy.EXIT
+    assert "no reload: rebuild failed on rank 1: no checkpoint" in verdict.reason
+
+
+@pytest.mark.parametrize("missing", ["agent", "offer", "set-up"])
+def test_when_every_rank_is_lost_without_a_way_back_the_job_ends(missing: str) -> None:
+    changes: dict[str, dict[str, object]] = {
+        "agent": {"with_agent": False},
+        "offer": {"strategies": (Strategy.DUMP,)},
+        "set-up": {"ready": (0, 1, 2)},
+    }
+    job = make(**changes[missing])
+    for rank in EVERYBODY:
+        if missing == "agent":
+            job.reports(rank, FaultKind.PROCESS_DEATH)
+        else:
+            job.dies(rank)
+    job.decides()
+    assert job.machine.verdict is not None and job.machine.verdict.strategy is Strategy.EXIT

@@ -108,6 +108,8 @@ class Witness:
         ):
             return
         plan, attempt = one.message.plan, one.message.attempt
+        if one.message.phase is Phase.RESUME and plan.strategy is Strategy.RETRY and not plan.sources:
+            return  # to a rank that says it holds in a pause: nothing is recovered
         if plan.strategy is not Strategy.RELOAD:
             assert self.targets.setdefault(attempt, plan.target_step) == plan.target_step
         sources = {source.source for source in plan.sources}

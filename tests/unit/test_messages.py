@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -21,11 +21,13 @@ from mindio_tft_patch.protocol.messages import (
     Ready,
     Register,
     ReplicaSet,
+    Role,
     ShardSource,
     UpMessage,
     Welcome,
 )
-from mindio_tft_patch.protocol.phases import Phase
+from mindio_tft_patch.protocol.phases import FaultKind, Phase, Strategy
+from mindio_tft_patch.protocol.wire import encode
 
 RANKS = st.lists(st.integers(0, 10**6), max_size=5).map(tuple)
 SETS = st.builds(ReplicaSet, name=st.text(max_size=8), ranks=RANKS)
@@ -93,3 +95,26 @@ def test_an_unknown_phase_is_refused() -> None:
     data = msgspec.msgpack.encode(Failed(0, 1, Phase.DUMP, "x")).replace(b"dump", b"lump")
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(data, type=UpMessage)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        FaultReport(1, FaultKind.EXCEPTION, "ValueError: bad \udcff", 3),
+        Failed(1, 2, Phase.DUMP, "\ud800 no such file"),
+        Done(1, 2, Phase.DUMP, CommitState(3), "/save/\udcff"),
+        Register(Role.PROCESSOR, 1, 4, 7, "host\udcff"),
+        Do(2, Phase.EXIT, Plan(Strategy.DUMP, "bad \udcff", sources=(ShardSource(ReplicaSet("\udcff", (0, 1)), 0),))),
+        Welcome(1, False, "bad \udcff"),
+    ],
+)
+def test_a_text_that_cannot_be_encoded_is_sent_in_words(message: UpMessage | DownMessage) -> None:
+    kind = DownMessage if isinstance(message, (Do, Welcome)) else UpMessage
+    got: Any = msgspec.msgpack.decode(encode(msgspec.msgpack.Encoder(), message), type=kind)
+    assert type(got) is type(message)
+    text = repr(got)
+    assert "\\udcff" in text or "\\ud800" in text
+    text.encode()
+    # What arrives can be handed on, and everything else is as it was.
+    msgspec.msgpack.encode(got)
+    assert msgspec.structs.astuple(got)[0] == msgspec.structs.astuple(message)[0]

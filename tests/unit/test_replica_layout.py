@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from mindio_tft_patch.adaptors.megatron.replica_layout import holders, parts, warn_of_shared_nodes
+from mindio_tft_patch.adaptors.porting.replica_layout import holders, parts, warn_of_shared_nodes
 from mindio_tft_patch.protocol.messages import ReplicaSet
 
 

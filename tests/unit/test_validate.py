@@ -170,6 +170,16 @@ def test_limits_are_warned_of(name: str) -> None:
     assert len(warnings(replace(GOOD, options=((name, True),)))) == 1
 
 
+@pytest.mark.parametrize("flag", [REBOOT_FLAG, NO_REPLICA_FLAG])
+def test_data_of_a_foreign_loader_is_warned_of_where_it_would_have_to_be_read_again(flag: str) -> None:
+    facts = replace(GOOD, flags=frozenset({MASTER_FLAG, flag}), options=(("dataloader_type", "external"),))
+    assert any("--dataloader-type external" in one.message and flag in one.message for one in warnings(facts))
+    assert warnings(replace(facts, flags=frozenset({MASTER_FLAG, HBM_FLAG}))) == []
+    assert not any(
+        "dataloader" in one.message for one in warnings(replace(facts, options=(("dataloader_type", "cyclic"),)))
+    )
+
+
 def test_all_errors_are_raised_at_once() -> None:
     with pytest.raises(ConfigError) as problem:
         validate.raise_errors(validate.check(replace(GOOD, dense_size=1, save=None)))

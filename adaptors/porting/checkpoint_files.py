@@ -51,19 +51,20 @@ def existing_checkpoint(save: Path, step: int, *, not_before: float) -> Path | N
     """The checkpoint of `step` that this job has already completed, if there is one.
 
     It is complete when the tracker names it, or, in torch_dist format, when the files that are written last are there
-    (the job was hit between them and the tracker).
+    (the job was hit between them and the tracker), and every file of it is this job's: a save that was cut off over an
+    older checkpoint leaves files of both, and the older one's tracker and last files.
 
     Args:
-        not_before: wall-clock seconds at which this job began; an older folder belongs to another run, whose step of
-            this number need not be ours.
+        not_before: wall-clock seconds at which this job began (or, if known, its save of this step); an older file
+            belongs to another run, whose step of this number need not be ours.
     """
     folder = save / folder_name(step)
     if not folder.is_dir():
         return None
     if read_tracker(save) != step and not all((folder / name).is_file() for name in _LAST_FILES):
         return None
-    newest = max((entry.stat().st_mtime for entry in folder.rglob("*") if entry.is_file()), default=0.0)
-    return folder if newest >= not_before else None
+    oldest = min((entry.stat().st_mtime for entry in folder.rglob("*") if entry.is_file()), default=None)
+    return folder if oldest is not None and oldest >= not_before else None
 
 
 def make_temporary(save: Path, step: int, attempt: int) -> Path:

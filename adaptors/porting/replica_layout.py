@@ -5,13 +5,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from mindio_tft_patch.errors import ConfigError
 from mindio_tft_patch.protocol.messages import ReplicaSet
 
 logger = logging.getLogger("mindio_tft_patch.replica")
 
 
 def parts(ranks: Sequence[int], copies: int) -> list[list[int]]:
-    """Cut a group into `copies` contiguous parts; its size must be divisible."""
+    """Cut a group into `copies` contiguous parts.
+
+    Raises:
+        ConfigError: its size is not divisible.
+    """
+    if len(ranks) % copies:
+        raise ConfigError(
+            f"A data-parallel group of {len(ranks)} ranks cannot be cut into {copies} copies of the optimizer state.",
+            change="Use a size that can be divided, another TFT_REPLICAS, or --distributed-optimizer-no-replica.",
+        )
     width = len(ranks) // copies
     return [list(ranks[start : start + width]) for start in range(0, len(ranks), width)]
 

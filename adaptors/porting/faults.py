@@ -1,0 +1,75 @@
+"""Faults on purpose (TFT_INJECT) in a job of a framework with handlers of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mindio_tft_patch.adaptors.porting.gate import StepGate
+from mindio_tft_patch.adaptors.porting.protection import Protection
+from mindio_tft_patch.config import Config
+from mindio_tft_patch.fault_injection import VARIABLE
+from mindio_tft_patch.processor.progress import ProgressBoard
+
+
+@dataclass(frozen=True)
+class Objects:
+    """What injected memory errors reach into. optimizer: has an attribute `optimizer`, the torch optimizer."""
+
+    model: Sequence[torch.nn.Module]
+    optimizer: Any
+
+
+@dataclass(frozen=True)
+class Ported:
+    """A rank as the injection sees it."""
+
+    protection: Protection
+    gate: StepGate
+    training: Objects
+
+    @property
+    def config(self) -> Config:
+        """Flags and variables."""
+        return self.protection.config
+
+    @property
+    def board(self) -> ProgressBoard:
+        """Where moments come from."""
+        return self.protection.board
+
+    @property
+    def returning(self) -> bool:
+        """This process takes the place of a lost one."""
+        return self.protection.returning
+
+
+def inject_faults(
+    protection: Protection,
+    gate: StepGate,
+    *,
+    model: Sequence[torch.nn.Module],
+    optimizer: Any,
+    environ: Mapping[str, str] = os.environ,
+) -> None:
+    """Let the schedule of TFT_INJECT happen to this rank; call it when the model exists. Without one nothing is done.
+
+    Of the moments that a schedule can name, those around the gate and of a recovery are there by themselves, and
+    "forward", "backward", "in_update" and the writes of a save come from torch. The others are the framework's to tell,
+    if they are wanted: `board.moment("step_begin")` for "between", "loader", "save" for "save_begin", and "save_end".
+
+    Args:
+        optimizer: has an attribute `optimizer`, the torch optimizer of this rank's shard.
+
+    Raises:
+        ConfigError: the schedule makes no sense.
+    """
+    if protection.active and environ.get(VARIABLE):
+        # Only now: a job without faults on purpose imports nothing of it.
+        from mindio_tft_patch.adaptors.injection.arm import arm_framework
+
+        arm_framework(Ported(protection, gate, Objects(model, optimizer)), environ)

@@ -1,0 +1,1 @@
+"""Where `torch_npu.contrib.transfer_to_npu` is."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mindio_tft_patch.adaptors.megatron.past import Past, start_of
+from mindio_tft_patch.adaptors.megatron.resume import rerun_mode_survives
 from mindio_tft_patch.adaptors.megatron.session import Session
 from mindio_tft_patch.adaptors.megatron.train_state import TrainState, evaluation_samples
 from mindio_tft_patch.adaptors.megatron.training_objects import Training
@@ -113,7 +114,7 @@ class Hooks:
         megatron_args, training = get_args(), self._session.training
         before = megatron_args.consumed_valid_samples
         try:
-            with self._board.doing(Activity.EVALUATE):
+            with self._board.doing(Activity.EVALUATE), rerun_mode_survives():
                 self._board.moment("evaluate")
                 result = wrapped(*args, **kwargs)
         except BaseException:

@@ -10,6 +10,7 @@ import contextlib
 import gc
 import inspect
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 from mindio_tft_patch.adaptors.megatron.bucket_groups import count_anew, drop_handles
@@ -75,6 +76,23 @@ def current_rerun_mode() -> Any:
     from megatron.core.rerun_state_machine import get_rerun_state_machine
 
     return get_rerun_state_machine().get_mode()
+
+
+@contextlib.contextmanager
+def rerun_mode_survives() -> Iterator[None]:
+    """Put the mode of Megatron's rerun machine back when the work inside raises.
+
+    An evaluation switches the machine off for its time. A rank that was interrupted in it would leave the machine's
+    state out of a checkpoint to which ranks that had not begun theirs add it, and no complete checkpoint comes of that.
+    """
+    from megatron.core.rerun_state_machine import get_rerun_state_machine
+
+    mode = current_rerun_mode()
+    try:
+        yield
+    except BaseException:
+        get_rerun_state_machine().mode = mode  # not set_mode(), which writes a line on every rank
+        raise
 
 
 def _restore_micro_batches(args: Any) -> None:

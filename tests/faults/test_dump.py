@@ -169,7 +169,7 @@ def test_a_rank_killed_while_it_writes_leaves_the_old_checkpoint(job: Job, tmp_p
     assert {path.name for path in (tmp_path / "old").iterdir()} == {"iter_0000001", "latest_checkpointed_iteration.txt"}
 
 
-@pytest.mark.parametrize("ckpt_format", ["torch", "torch_dist"])
+@pytest.mark.parametrize("ckpt_format", [pytest.param("torch", marks=pytest.mark.nightly), "torch_dist"])
 def test_a_failing_disk_leaves_nothing_and_is_told_by_every_rank(job: Job, tmp_path: Path, ckpt_format: str) -> None:
     (tmp_path / "file").touch()
     scenarios = [

@@ -294,7 +294,7 @@ HANG = {"TFT_HANG_SECONDS": "5"}
     ("where", "step"),
     [
         night("moment=forward,step=6", 5, id="forward"),
-        pytest.param(f"moment=in_update,step=6,{LATE}", 6, id="update"),
+        night(f"moment=in_update,step=6,{LATE}", 6, id="update"),
         night("moment=evaluate,step=6", 6, id="evaluation"),
         pytest.param("moment=save_begin,step=6", 6, id="save"),
     ],
@@ -317,7 +317,8 @@ def test_a_data_loader_that_blocks_is_found(starter: Starter, whole: Job, after_
     check_goes_on(starter, whole, broken, 5)
 
 
-@pytest.mark.parametrize("moment", [night("evaluate"), "save_begin"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("moment", ["evaluate", "save_begin"])
 def test_a_long_evaluation_or_save_is_no_hang(starter: Starter, after_four: Path, moment: str) -> None:
     starter.begin_from(after_four)
     inject = f"rank=2,moment={moment},step=6,kind=slow,seconds=12"

@@ -285,6 +285,7 @@ def launcher_log(launched: Launched) -> str:
     return "".join(path.read_text() for path in folder.glob(f"ttp_log.log.{launched.pid}"))
 
 
+@pytest.mark.nightly
 def test_a_node_that_is_killed_and_started_again_comes_back_in(start: Start) -> None:
     port = free_port()
     options = f"--nnodes 2 --nproc-per-node 2 --master-addr 127.0.0.1 --master-port {port} --node-rank"

@@ -31,7 +31,9 @@ def differences(one: dict[str, str], other: dict[str, str]) -> list[str]:
 def _entries(args: Any, model: Any, optimizer: Any, scheduler: Any) -> Iterator[tuple[str, str]]:
     from megatron.core import tensor_parallel
 
-    for name in ("curr_iteration", "consumed_train_samples", "consumed_valid_samples", "skipped_train_samples"):
+    # core_v0.12 sets it in its first step; a job that has none left to do has stopped behind the last one.
+    yield "curr_iteration", str(getattr(args, "curr_iteration", args.iteration - 1))
+    for name in ("consumed_train_samples", "consumed_valid_samples", "skipped_train_samples"):
         yield name, str(getattr(args, name))
     yield "scheduler", str(sorted(scheduler.state_dict().items()))
     for number, chunk in enumerate(model):

@@ -18,7 +18,7 @@ RANKS = 4
 ITERATIONS, EVALUATE_EVERY, SAVE_EVERY = 15, 4, 5
 SAVED = (5, 10, 15)
 FLAGS = ("--enable-hbmfault-repair", "--enable-worker-reboot")
-DEFAULT_SIZE = 72
+DEFAULT_SIZE = 62
 _MOST_IN_A_JOB, _APART = 5, 2
 # Hangs take as long as it takes to be sure of one; jobs of one case take a start each, and some another to resume.
 _MOST_HANGS, _MOST_ALONE = 4, 3

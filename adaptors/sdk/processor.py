@@ -53,6 +53,7 @@ class Processor:
         connect: makes the client's end of the control channel, for tests.
         find: finds the controller.
         store: opens the job's store.
+        accelerator: the device of this process.
         leaving: ends the process when the controller has ended the job.
         log_to: sets up the log.
     """
@@ -64,6 +65,7 @@ class Processor:
         find: Callable[[Config, str, int], Endpoint] = find_endpoint,
         store: Callable[[Config], MeetingStore] = job_store,
         client: Callable[..., NudgingClient] = NudgingClient,
+        accelerator: Accelerator | None = None,
         leaving: Leaving | None = None,
         log_to: Callable[..., None] = logs.configure,
     ) -> None:
@@ -77,7 +79,7 @@ class Processor:
         self.patterns = Patterns(self.times)
         self.updates = Updates(self.board)
         self.mainline = Mainline()
-        self.accelerator = Accelerator()
+        self.accelerator = accelerator or Accelerator()
         self.options = Options()
         self.handlers = SdkHandlers(
             self.options,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mindio_tft_patch.adaptors.sdk import training
+from mindio_tft_patch.adaptors.sdk.accelerator import Accelerator
 from mindio_tft_patch.adaptors.sdk.callbacks import KINDS
 from mindio_tft_patch.adaptors.sdk.leaving import Leaving
 from mindio_tft_patch.adaptors.sdk.mainline import Verdict
@@ -36,6 +37,17 @@ class MemoryStore:
 
     def check(self, keys: list[str], /) -> bool:
         return all(key in self.values for key in keys)
+
+
+class QuietAccelerator(Accelerator):
+    """Notes that memory is to be given back: collecting garbage for each of many ranks would stop them all for long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given_back: list[bool] = []
+
+    def give_memory_back(self, *, collect: bool = True) -> None:
+        self.given_back.append(collect)
 
 
 @dataclass
@@ -116,6 +128,7 @@ class Rank:
         self.entered = 0
         self.ended: BaseException | str | None = None
         self.deaths: list[int] = []
+        self.accelerator = QuietAccelerator()
         self.stopped = threading.Event()
         self.over = threading.Event()
         self.fails_in_update: BaseException | None = None
@@ -129,6 +142,7 @@ class Rank:
             environ,
             find=lambda *ignored: endpoint,
             store=lambda ignored: store,
+            accelerator=self.accelerator,
             leaving=Leaving(0.5, self.deaths.append),
             log_to=lambda *ignored, **others: None,
         )

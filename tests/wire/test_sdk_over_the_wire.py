@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Iterator
@@ -9,8 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from support import wire
 from support.sdk_job import IN_PLACE_CALLBACKS, Gate, MemoryStore, Options, Rank
-from support.wire import controller, eventually, fast_config
+from support.wire import controller, fast_config
 
 from mindio_tft_patch.adaptors.sdk import training
 from mindio_tft_patch.adaptors.sdk.enums import ReportState
@@ -22,6 +24,7 @@ from mindio_tft_patch.protocol.phases import FaultKind
 
 CONTROL = "mindio-tft-callbacks"
 SAVE = "mindio-tft-save"
+eventually = functools.partial(wire.eventually, seconds=30.0)
 SEND, HIGH, LOW, RECEIVE, LOAD, LOAD_REBUILD = 0, 1, 2, 3, 5, 6
 
 
@@ -31,8 +34,7 @@ class Job:
     def __init__(self, options: list[Options], agent: bool, caplog: pytest.LogCaptureFixture, kind: type[Rank]) -> None:
         self.kind = kind
         self.options, self.size, self.caplog = options, len(options), caplog
-        # A full collection of garbage, which is part of clean, stops every thread of this process.
-        self.config = fast_config(heartbeats_missed=50)
+        self.config = fast_config(heartbeats_missed=50)  # a machine at work may stop every thread for a while
         self.store, self.gate = MemoryStore(), Gate(len(options))
         self.with_agent = agent
         self.server: ControllerServer
@@ -109,6 +111,7 @@ def test_a_memory_fault_is_repaired_through_the_callbacks(caplog: pytest.LogCapt
         for rank in running.ranks:
             assert rank.order == ["stop", "clean", "repair", "rollback"]
             assert {call.thread for call in rank.calls} == {CONTROL}
+            assert rank.accelerator.given_back == [True, False]  # after clean, and before training goes on
             args = list(rank.arguments)
             assert rank.named("stop")[0].arguments == (args, "context of stop")
             assert rank.named("rollback")[0].arguments == (4, args, "context of rollback")

@@ -123,6 +123,9 @@ def preload(program: Program) -> None:
     _import(_MODULES)
     if not any(importlib.util.find_spec(name) for name in _MEGATRON_FOLLOWS):
         _import(_MEGATRON)
+        from mindio_tft_patch.adaptors.megatron import parser_texts
+
+        parser_texts.read_ahead()
     gc.collect()
 
 

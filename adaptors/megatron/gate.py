@@ -28,7 +28,8 @@ class CommitGate(StepGate):
         barrier: returns when all ranks have called it.
         next_step: number of the step that the current iteration makes.
         record: called as record(step, skipped) at mark 4.
-        before_barrier: called before the barrier of every step; may communicate.
+        exchange: called once in every step, as early as its losses are known; may begin to communicate. What it returns
+            is called at the gate, before the barrier.
 
     Attributes:
         answer: what optimizer.step() returns instead of doing anything, while the end of an iteration is repeated.
@@ -42,16 +43,18 @@ class CommitGate(StepGate):
         barrier: Callable[[], None],
         next_step: Callable[[], int],
         record: Callable[[int, bool], None],
-        before_barrier: Callable[[], None] = lambda: None,
+        exchange: Callable[[], Callable[[], None]] = lambda: lambda: None,
     ) -> None:
         # step_with_ready_grads returns whether the update was made; the stand-in of a skipped one returns False.
         super().__init__(
             board,
             barrier=barrier,
             record=lambda step, made: record(step, not made),
-            before_barrier=before_barrier,
+            before_barrier=self._end_exchange,
         )
         self._next_step = next_step
+        self._exchange = exchange
+        self._exchanging: Callable[[], None] | None = None  # was begun in this optimizer.step()
         self.answer: tuple[Any, ...] | None = None
         self.result: tuple[Any, ...] = ()
         self._outermost: Any = None  # the optimizer whose step() is under way
@@ -69,12 +72,14 @@ class CommitGate(StepGate):
         self._in_step, self._passed, self._outermost = True, False, instance
         self.result = (False, None, None)
         try:
+            self._exchanging = self._exchange()  # travels while gradients are unscaled, measured and clipped
             result = wrapped(*args, **kwargs)
             if not self._passed:
                 self._pass(lambda: False)
             return result
         finally:
             self._in_step = False
+            self._exchanging = None
 
     def around_update(self, wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Wrapper of `step_with_ready_grads`; only the outermost optimizer of a chain is gated."""
@@ -124,7 +129,12 @@ class CommitGate(StepGate):
         """The step at the gate will be computed again (or never); forget it."""
         self._put_aside.clear()
         self._in_step = self._updating = False
+        self._exchanging = None  # it keeps connections of a process group open
         super().abandon()
+
+    def _end_exchange(self) -> None:
+        end, self._exchanging = self._exchanging or self._exchange(), None
+        end()
 
     def _pass(self, update: Call) -> Any:
         self._passed = True

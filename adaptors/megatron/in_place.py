@@ -49,6 +49,8 @@ class InPlace:
     Attributes:
         returning: this process takes the place of a lost one; until it has resumed.
         report_corruption: tells the controller what differs, and the last step on which it did not.
+        no_checkpoint: why no checkpoint could be loaded in place now; rank 0 knows, and the others leave it empty.
+        tell_checkpoint: called when that has changed.
     """
 
     def __init__(
@@ -72,6 +74,9 @@ class InPlace:
         self.scrub = Scrub(config.scrub_interval, keeps=config.scrub_action == "dump")
         self.report_corruption: Callable[[str, int], None] | None = None
         self.returning = False
+        self.no_checkpoint = ""
+        self.tell_checkpoint: Callable[[], None] | None = None
+        self._training: Training | None = None
 
     @property
     def strategies(self) -> tuple[Strategy, ...]:
@@ -115,6 +120,8 @@ class InPlace:
             training.past.adopt(self._store)
         elif config.rank == 0:
             training.past.publish(self._store)
+        self._training = training
+        self._look_for_checkpoint()
         self._rerun_mode = resume.current_rerun_mode()
         resume.freeze_setup(collect=not self.returning)  # the others wait for a process that has come back
         self._replica_sets = replica_sets
@@ -146,6 +153,16 @@ class InPlace:
         if leads:
             past.publish(self._store)
 
+    def _look_for_checkpoint(self) -> None:
+        """Can anything be loaded in place by now? A reload that would find nothing must not be tried first."""
+        training = self._training
+        if training is None or self.config.rank != 0 or Strategy.RELOAD not in self.strategies:
+            return
+        found = training.past.nothing_to_load(training.args)
+        changed, self.no_checkpoint = found != self.no_checkpoint, found
+        if changed and self.tell_checkpoint is not None:
+            self.tell_checkpoint()
+
     @contextmanager
     def step(self) -> Iterator[None]:
         """Around train_step."""
@@ -175,6 +192,8 @@ class InPlace:
             return None
         result = wrapped(*args, **kwargs)
         self.marks.saved = max(self.marks.saved, int(args[0] if args else kwargs["iteration"]))
+        if self.no_checkpoint:
+            self._look_for_checkpoint()
         return result
 
     def _next_step(self) -> int:
@@ -182,23 +201,32 @@ class InPlace:
 
         return int(get_args().curr_iteration) + 1
 
-    def before_barrier(self, training: Training | None) -> None:
-        """At the gate: hand the facts of the step to the partners."""
-        if training is None:
-            return
+    def begin_exchange(self, training: Training) -> Callable[[], None]:
+        """The losses of the step are known: begin to hand its facts to the partners.
+
+        Returns:
+            To be called at the gate: takes in those of the partners.
+        """
+        if self.no_checkpoint and training.past.saves:
+            self._look_for_checkpoint()  # an asynchronous save is complete some time after its call
         completed = training.state.record.step
         facts = StepFacts(
             losses=losses_of(self.ending.losses),
             statistics=moe_statistics.collected(),
             digests=self.scrub.digests(training, completed),
         )
-        with self._board.in_collective():
-            everyone = {self.config.rank: facts} if self._exchange is None else self._exchange.swap(facts)
-        training.state.facts, training.state.result = everyone, self._gate.result
-        if facts.digests:
-            digests = {rank: one.digests for rank, one in everyone.items()}
-            for difference in self.scrub.compare(digests, self._replica_sets, training, completed):
-                self._corrupted(difference)
+        receive = (lambda: {self.config.rank: facts}) if self._exchange is None else self._exchange.begin(facts)
+
+        def end() -> None:
+            with self._board.in_collective():
+                everyone = receive()
+            training.state.facts, training.state.result = everyone, self._gate.result
+            if facts.digests:
+                digests = {rank: one.digests for rank, one in everyone.items()}
+                for difference in self.scrub.compare(digests, self._replica_sets, training, completed):
+                    self._corrupted(difference)
+
+        return end
 
     def _corrupted(self, difference: Difference) -> None:
         log.error("silent corruption: %s", difference)

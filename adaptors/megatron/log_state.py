@@ -8,6 +8,7 @@ resumed job takes them up. Megatron itself ignores the file.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import logging
@@ -132,10 +133,15 @@ class LogState:
 
 def _iteration(training_log: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
     """The argument `iteration`, whose position differs between releases."""
-    try:
-        return int(inspect.signature(training_log).bind(*args, **kwargs).arguments["iteration"])
-    except (KeyError, TypeError, ValueError):
-        return None
+    position = _position_of_iteration(training_log)
+    value = args[position] if position is not None and position < len(args) else kwargs.get("iteration")
+    return None if value is None else int(value)
+
+
+@functools.lru_cache(maxsize=4)  # reading a signature is too slow for every step
+def _position_of_iteration(training_log: Any) -> int | None:
+    names = list(inspect.signature(training_log).parameters)
+    return names.index("iteration") if "iteration" in names else None
 
 
 def _copies(sums: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Control plane, device and guard are those of every framework (adaptors/porting/p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from mindio_tft_patch.adaptors.device.interface import Device
@@ -41,7 +42,7 @@ class Session:
             barrier=self.protection.barrier,
             next_step=self._next_step,
             record=self._commit,
-            before_barrier=self._before_barrier,
+            exchange=self._exchange,
         )
         # None in a job that only saves: nothing of it costs anything there.
         wanted = config.in_place or config.scrub_interval > 0
@@ -62,6 +63,11 @@ class Session:
     def returning(self) -> bool:
         """This process takes the place of one that was lost while the job goes on."""
         return self.in_place is not None and self.in_place.returning
+
+    @property
+    def replaces(self) -> bool:
+        """This process has taken the place of one that was lost; for as long as it lives."""
+        return self.protection.replaces
 
     @property
     def training(self) -> Training | None:
@@ -109,8 +115,15 @@ class Session:
         self._args = training.args
         self._handlers.training, self._handlers.inside = training, True
         if self.in_place is not None:
-            self.in_place.ready(training, self._handlers.replica_sets(), train_data, valid_data)
+            in_place, protection = self.in_place, self.protection
+            in_place.ready(training, self._handlers.replica_sets(), train_data, valid_data)
+            protection.no_checkpoint, in_place.tell_checkpoint = in_place.no_checkpoint, self._tell_checkpoint
         self.protection.ready(training.args.iteration)
+
+    def _tell_checkpoint(self) -> None:
+        assert self.in_place is not None
+        self.protection.no_checkpoint = self.in_place.no_checkpoint
+        self.protection.offer()
 
     def left_train(self) -> None:
         """train() has returned: it cannot be entered again, but its result can be saved."""
@@ -132,10 +145,16 @@ class Session:
     def _next_step(self) -> int:
         return int(self._args.curr_iteration) + 1
 
-    def _before_barrier(self) -> None:
-        if self.in_place is not None:
+    def _exchange(self) -> Callable[[], None]:
+        if self.in_place is None or self.training is None:
+            return lambda: None
+        end_exchange = self.in_place.begin_exchange(self.training)
+
+        def wait_for_it() -> None:
             with self._device.host_waits():
-                self.in_place.before_barrier(self.training)
+                end_exchange()
+
+        return wait_for_it
 
     def _commit(self, step: int, skipped: bool) -> None:
         training = self.training

@@ -9,7 +9,7 @@ few hundred bytes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -86,8 +86,12 @@ class StepExchange:
         self._ranks = ranks
         self._room = room
 
-    def swap(self, facts: StepFacts) -> dict[int, StepFacts]:
-        """Give own facts, take those of the partners. Returns the facts of all members, by rank."""
+    def begin(self, facts: StepFacts) -> Callable[[], dict[int, StepFacts]]:
+        """Begin to give own facts and to take those of the partners.
+
+        Returns:
+            To be called once: waits, and returns the facts of all members, by rank.
+        """
         content = msgspec.msgpack.encode(facts)
         if len(content) > self._room - 4:
             log.warning("the facts of a step need %d bytes, there is room for %d", len(content), self._room - 4)
@@ -96,8 +100,13 @@ class StepExchange:
         own = torch.zeros(self._room, dtype=torch.uint8)
         own[: len(framed)] = torch.frombuffer(bytearray(framed), dtype=torch.uint8)
         everyone = [torch.empty_like(own) for _ in self._ranks]
-        dist.all_gather(everyone, own, group=self._group)
-        return {rank: _decoded(packed) for rank, packed in zip(self._ranks, everyone, strict=True)}
+        work = dist.all_gather(everyone, own, group=self._group, async_op=True)
+
+        def end() -> dict[int, StepFacts]:
+            work.wait()
+            return {rank: _decoded(packed) for rank, packed in zip(self._ranks, everyone, strict=True)}
+
+        return end
 
 
 def _decoded(packed: torch.Tensor) -> StepFacts:

@@ -25,7 +25,7 @@ class Optimizer:
 
 
 class Rank:
-    def __init__(self, *, gate_raises: bool = False) -> None:
+    def __init__(self, *, gate_raises: bool = False, exchanges: bool = False) -> None:
         self.board = ProgressBoard(clock=lambda: 0.0)
         self.events: list[Any] = []
         self.gate_raises = gate_raises
@@ -34,8 +34,13 @@ class Rank:
             barrier=self.barrier,
             next_step=lambda: self.board.commit.step + 1,
             record=lambda step, skipped: self.events.append(("record", step, skipped)),
+            exchange=self.exchange if exchanges else lambda: lambda: None,
         )
         self.optimizer = Optimizer(self)
+
+    def exchange(self) -> Any:
+        self.events.append("exchange begins")
+        return lambda: self.events.append("exchange ends")
 
     def barrier(self) -> None:
         self.events.append(("barrier", self.board.commit))
@@ -130,3 +135,34 @@ def test_timers_get_their_barriers_back_also_when_the_update_raises() -> None:
         rank.gate.around_update(broken, rank.optimizer, (), {})
     assert rank.optimizer.config.barrier_with_L1_time
     assert rank.board.commit == CommitState(step=0, updating=1), "this rank's shard cannot be trusted"
+
+
+@pytest.mark.parametrize("overflow", [False, True])
+def test_what_partners_keep_of_a_step_travels_before_the_gate_and_is_there_before_the_barrier(overflow: bool) -> None:
+    rank = Rank(exchanges=True)
+    rank.step(overflow)
+    rank.step(overflow)
+    names = [event if isinstance(event, str) else event[0] for event in rank.events]
+    one = ["exchange begins", "exchange ends", "barrier", *([] if overflow else ["update"]), "record"]
+    assert [name for name in names if name != "gather"] == one * 2
+
+
+def test_an_exchange_that_was_begun_is_let_go_after_a_fault() -> None:
+    rank = Rank(exchanges=True)
+
+    def broken() -> Any:
+        raise Interrupted
+
+    with pytest.raises(Interrupted):
+        rank.gate.around_step(broken, rank.optimizer, (), {})
+    assert rank.gate._exchanging is None
+    rank.events.clear()
+    rank.step()
+    assert rank.events[:2] == ["exchange begins", "exchange ends"]
+
+
+def test_the_repeated_end_of_a_step_exchanges_nothing() -> None:
+    rank = Rank(exchanges=True)
+    rank.gate.answer = (True, 1.0, 0)
+    assert rank.step() == (True, 1.0, 0)
+    assert rank.events == []

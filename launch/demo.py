@@ -29,7 +29,7 @@ from types import FrameType
 from rich.console import Console
 
 from mindio_tft_patch.launch import demo_report, prepare_data
-from mindio_tft_patch.launch.demo_acts import REPORT, Demo
+from mindio_tft_patch.launch.demo_acts import DATA, REPORT, Demo
 from mindio_tft_patch.launch.demo_job import RANKS, DemoError
 from mindio_tft_patch.launch.demo_report import Findings
 
@@ -72,7 +72,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--steps", type=int, default=DEFAULT_STEPS, metavar="N", help="default: %(default)s")
     parser.add_argument("--rank", type=int, metavar="R", help=f"rank to kill, 0 to {RANKS - 1} (default: by chance)")
-    parser.add_argument("--keep", action="store_true", help="keep data, checkpoints and logs too after a success")
+    parser.add_argument("--keep", action="store_true", help="keep checkpoints and logs too after a success")
     options = parser.parse_args(argv)
     if options.steps < MIN_STEPS:
         parser.error(f"--steps {options.steps} is too few for three faults; use at least {MIN_STEPS}")
@@ -116,9 +116,11 @@ def _conclude(console: Console, findings: Findings, folder: Path, *, keep: bool)
 
 
 def _leave_report(folder: Path) -> None:
-    """Remove everything but the page, and the mark by which the next demonstration knows the folder."""
+    """Remove everything but the page, the data that its command to repeat it needs, and the mark by which the next
+    demonstration knows the folder.
+    """
     for path in folder.iterdir():
-        if path.is_dir():
+        if path.is_dir() and path.name != DATA:
             shutil.rmtree(path, ignore_errors=True)
 
 

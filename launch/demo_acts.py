@@ -14,7 +14,7 @@ from rich.console import Console
 from mindio_tft_patch.launch import demo_faults, prepare_data
 from mindio_tft_patch.launch.demo_checkpoints import Part, compare
 from mindio_tft_patch.launch.demo_in_place import InPlace
-from mindio_tft_patch.launch.demo_job import RANKS, DemoError, Job, Observation, Step
+from mindio_tft_patch.launch.demo_job import RANKS, DemoError, Job, Observation, Step, again
 from mindio_tft_patch.launch.demo_report import Findings
 from mindio_tft_patch.launch.demo_view import View
 from mindio_tft_patch.launch.drill import findings as drill
@@ -22,6 +22,7 @@ from mindio_tft_patch.launch.drill.findings import Report
 from mindio_tft_patch.launch.drill.page import page
 
 REPORT = "report.html"
+DATA = "data"
 _TEXT_BYTES_MIN = 1024
 _TEXT_BYTES_MAX = 500_000
 _TRACKER = "latest_checkpointed_iteration.txt"
@@ -87,14 +88,14 @@ class Demo:
                 raise DemoError(
                     f"{self._text} is too short to train on; give at least {_TEXT_BYTES_MIN} bytes of text."
                 )
-        documents, size = prepare_data.prepare(self._folder / "data/text", texts, max_bytes=_TEXT_BYTES_MAX)
+        documents, size = prepare_data.prepare(self._folder / DATA / "text", texts, max_bytes=_TEXT_BYTES_MAX)
         self._view.end_part(f"{documents} document(s), {size:,} bytes")
 
     def _job(self, name: str, *, checkpoints: str, in_place: bool = False, faults: str = "") -> Job:
         return Job(
             self._folder / name,
             checkpoints=self._folder / checkpoints,
-            data=self._folder / "data/text",
+            data=self._folder / DATA / "text",
             steps=self._steps,
             in_place=in_place,
             faults=faults,
@@ -124,6 +125,7 @@ class Demo:
             recoveries=tuple(recoveries),
             comparison=drill.compare(unbroken.run(), [run]),
             folder=str(job.folder) if self._keep else "removed; the option --keep keeps them",
+            again=(again(schedule, self._folder / "again/checkpoints", self._folder / DATA / "text", self._steps),),
         )
         (self._folder / REPORT).write_text(page(report), encoding="utf-8")
         return job, report

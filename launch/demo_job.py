@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -22,6 +24,8 @@ from mindio_tft_patch.launch.drill.findings import Line, Run, read_line
 from mindio_tft_patch.launch.drill.job import read_logs
 
 RANKS = 4
+_PORTS = range(20_000, 30_000)  # below those that systems give to connections (32768 and more on Linux)
+_PORT_TRIES = 5
 IN_PLACE = "--enable-hbmfault-repair --enable-worker-reboot"
 
 # A GPT of 0.2 million parameters; dropout, so that a wrong generator state would show at once.
@@ -38,6 +42,14 @@ _MODEL = """
     --no-bias-gelu-fusion --no-bias-swiglu-fusion --no-bias-dropout-fusion --no-rope-fusion
     --ckpt-format torch_dist --distributed-timeout-minutes 5 --enable-high-availability
 """
+
+# Variables of every job.
+SETTINGS = {
+    "TTP_OT": "120",
+    "TFT_DEVICE": "cpu",
+    "CUDA_VISIBLE_DEVICES": "",  # the CPU never stands in for a device that is there
+    "OMP_NUM_THREADS": "1",  # four ranks with a thread for every core would fight for the cores
+}
 
 _OURS = re.compile(r"TTP_|TFT_|MINDX_|MINDIO_|TORCHELASTIC_|HIGH_AVAILABILITY$|CONTROLLER_ADDR$|PROCESSOR_ADDR$")
 _ITERATION = re.compile(r"iteration +(\d+)/ *\d+ \|.*?elapsed time per iteration \(ms\): ([\d.]+).*?lm loss: (\S+) \|")
@@ -85,6 +97,34 @@ class _Tail:
                 yield line.decode(errors="replace")
 
 
+def command(checkpoints: Path, data: Path, steps: int, *, in_place: bool) -> list[str]:
+    """The command of a job; see Job for what it takes."""
+    return [
+        *_ttprun(),
+        # Whole lines: around a fault all ranks have something to say, and what they write at once would be mixed.
+        *(["--standby", "--tee", "3"] if in_place else []),
+        *f"--standalone --nproc-per-node {RANKS}".split(),
+        str(Path(__file__).with_name("pretrain_gpt.py")),
+        *_MODEL.split(),
+        *(IN_PLACE.split() if in_place else []),
+        *f"--train-iters {steps} --lr-decay-iters {steps}".split(),
+        *("--data-path", str(data), "--load", str(checkpoints), "--save", str(checkpoints)),
+    ]
+
+
+def again(schedule: str, checkpoints: Path, data: Path, steps: int) -> str:
+    """What to type to see a job with faults once more, with a report: as a drill.
+
+    Args:
+        schedule: as TFT_INJECT has it. checkpoints: folder that does not exist yet, so that training begins anew.
+    """
+    installed = Path(sys.executable).with_name("mindio-tft")
+    program = [str(installed)] if installed.exists() else [sys.executable, "-m", "mindio_tft_patch.cli"]
+    variables = [f"{name}={value}" for name, value in SETTINGS.items()]
+    words = [*program, "drill", "--faults", schedule, "--compare", "--"]
+    return shlex.join([*words, *variables, *command(checkpoints, data, steps, in_place=True)])
+
+
 class Job:
     """A training job of four ranks on this machine.
 
@@ -111,21 +151,13 @@ class Job:
         self.lines: list[Line] = []
         self.fired = FiredFaults(folder / "fired")
         self.record: Mapping[str, Any] | None = None
-        self.command = [
-            *_ttprun(),
-            # Whole lines: around a fault all ranks have something to say, and what they write at once would be mixed.
-            *(["--standby", "--tee", "3"] if in_place else []),
-            *f"--standalone --nproc-per-node {RANKS}".split(),
-            str(Path(__file__).with_name("pretrain_gpt.py")),
-            *_MODEL.split(),
-            *(IN_PLACE.split() if in_place else []),
-            *f"--train-iters {steps} --lr-decay-iters {steps}".split(),
-            *("--data-path", str(data), "--load", str(checkpoints), "--save", str(checkpoints)),
-        ]
+        self.command = command(checkpoints, data, steps, in_place=in_place)
         self._faults = faults
         self._firings = 0
         self._began = 0.0
         self._logs = folder / "logs"
+        self._port = 0
+        self._tries = 0
         self._tail = _Tail(self.output)
         self._log_tail: _Tail | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -133,10 +165,16 @@ class Job:
     def start(self) -> None:
         """Start the launcher; in a session of its own, so that Ctrl-C reaches us first."""
         self.folder.mkdir(parents=True)
-        environ = _environment(self._logs)
+        self._launch()
+
+    def _launch(self) -> None:
+        self._port = _free_port()
+        self._tries += 1
+        environ = _environment(self._logs, self._port)
         if self._faults:
             environ |= {VARIABLE: self._faults, STATE_VARIABLE: str(self.folder / "fired")}
         self._began = time.time()
+        self._tail = _Tail(self.output)
         with self.output.open("wb") as output:
             self._process = subprocess.Popen(
                 self.command,
@@ -185,9 +223,18 @@ class Job:
             for observation in self.observe():
                 show(observation)
                 met = met or (until is not None and until(observation))
+            if ended and self._lost_its_port():
+                self._launch()
+                continue
             if met or ended:
                 return met
             time.sleep(0.02)
+
+    def _lost_its_port(self) -> bool:
+        """Did the job end before it began, because another program had taken the controller's port meanwhile?"""
+        if not self.code or self.steps_seen or self._tries >= _PORT_TRIES:
+            return False
+        return f"The controller cannot use port {self._port} " in self.output.read_text(errors="replace")
 
     def kill(self, rank: int) -> int:
         """SIGKILL a rank; returns its process id."""
@@ -235,25 +282,23 @@ def _ttprun() -> list[str]:
     return [str(installed)] if installed.exists() else [sys.executable, "-m", "mindio_tft_patch.launch.ttprun"]
 
 
-def _environment(logs: Path) -> dict[str, str]:
+def _environment(logs: Path, port: int) -> dict[str, str]:
     """This process's environment without what would change the demonstration."""
     kept = {name: value for name, value in os.environ.items() if not _OURS.match(name)}
-    return {
-        **kept,
-        "TTP_PORT": str(_free_port()),
-        "TTP_LOG_PATH": str(logs),
-        "TTP_OT": "120",
-        "TFT_DEVICE": "cpu",
-        "CUDA_VISIBLE_DEVICES": "",  # the CPU never stands in for a device that is there
-        "OMP_NUM_THREADS": "1",  # four ranks with a thread for every core would fight for the cores
-        "PYTHONUNBUFFERED": "1",
-    }
+    return {**kept, **SETTINGS, "TTP_PORT": str(port), "TTP_LOG_PATH": str(logs), "PYTHONUNBUFFERED": "1"}
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port for the controller, which binds it only after its imports, seconds later.
+
+    Not one that the system gives to whoever opens a connection meanwhile; by chance, because other demonstrations
+    choose too. Should it be taken all the same, `Job` tries another one.
+    """
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise DemoError(f"no port from {_PORTS[0]} to {_PORTS[-1]} is free on 127.0.0.1.")
 
 
 def _children(parent: int) -> Iterator[tuple[int, dict[str, str]]]:

@@ -183,6 +183,7 @@ class Reserve:
         self._standbys: list[Standby] = []
         self._fill_at: float | None = clock()
         self._failures = 0
+        self._given: str | None = None  # rank that the last one became, until the next is started
 
     def tend(self, *, recovering: bool) -> None:
         """Notice stand-bys that have died, and start what is missing when that disturbs nobody."""
@@ -205,6 +206,7 @@ class Reserve:
             return
         try:
             self._standbys.append(self._start())
+            self._given = None
         except OSError as error:
             self._failures += 1
             log.warning("a stand-by could not be started: %s", error)
@@ -214,7 +216,7 @@ class Reserve:
     def take(self, order: Order) -> Any | None:
         """A stand-by that has become what the order says, as subprocess.Popen; None when there is none."""
         encoded = order.encoded()
-        why = "there is none" if encoded is not None else f"it cannot be started behind {order.wrapped[0]}"
+        why = self._none_is_there() if encoded is not None else f"it cannot be started behind {order.wrapped[0]}"
         for standby in list(self._standbys) if encoded is not None else ():
             process = standby.process
             if process.poll() is not None:
@@ -226,7 +228,8 @@ class Reserve:
             else:
                 self._standbys.remove(standby)
                 standby.close()
-                log.info("the stand-by process %d becomes a rank", process.pid)
+                self._given = str(order.environ.get("RANK", "?"))
+                log.info("the stand-by process %d becomes rank %s", process.pid, self._given)
                 return process
         log.warning("no stand-by is used: %s; a new process is started", why)
         return None
@@ -237,6 +240,12 @@ class Reserve:
         for standby in self._standbys:
             standby.end()
         self._standbys.clear()
+
+    def _none_is_there(self) -> str:
+        if self._given is None:
+            return "there is none"
+        of = "the only stand-by" if self._size == 1 else f"the last of {self._size} stand-bys"
+        return f"{of} has just become rank {self._given}"
 
     def _drop(self, standby: Standby, why: str) -> None:
         log.warning("%s", why)

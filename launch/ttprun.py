@@ -8,6 +8,7 @@ does, torchelastic's agent is replaced by launch.agent.FaultTolerantAgent: that 
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import sys
 from argparse import Namespace
@@ -29,9 +30,12 @@ from mindio_tft_patch.config import Config, read_config
 from mindio_tft_patch.errors import ConfigError, TftError, UnsupportedError
 from mindio_tft_patch.launch.report import early_lines, formatted, signal_name
 from mindio_tft_patch.launch.run_folder import run_folder
+from mindio_tft_patch.variables import complaints
 
 if TYPE_CHECKING:
     from mindio_tft_patch.launch.agent import FaultTolerantAgent
+
+log = logging.getLogger("mindio_tft_patch.launch")
 
 _SHARE_STORE_VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
@@ -118,6 +122,8 @@ def _prepare_environment(config: Config) -> None:
         _say(f"{_SHARE_STORE_VARIABLE}=1 is ignored: the job's store has to outlive rank 0")
     os.environ[_SHARE_STORE_VARIABLE] = "0"
     logs.configure(config, role="launcher")
+    for complaint in complaints(os.environ):
+        log.warning("%s", complaint)
 
 
 def _say(*lines: str) -> None:

@@ -64,8 +64,14 @@ def _parser() -> argparse.ArgumentParser:
     keys.add_argument("file", type=Path, metavar="FILE", help="must not exist; only you will be able to read it")
     doctor = commands.add_parser(
         "doctor",
-        usage="mindio-tft doctor [--json] -- <the training command>",
+        usage="mindio-tft doctor [--json] [--script] -- <the training command>",
         help="says before a job starts whether it will hold, and what each fault will lead to",
+    )
+    doctor.add_argument(
+        "--script",
+        action="store_true",
+        help="the command is a shell script: run it, with a ttprun and a torchrun that start nothing, and examine how "
+        "it calls them; all else in it is really done",
     )
     for command in (patches, doctor):
         command.add_argument("--json", action="store_true", help="print JSON")
@@ -100,8 +106,13 @@ def _keys(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace, training: list[str], environ: os._Environ[str] | dict[str, str]) -> int:
-    from mindio_tft_patch.adaptors.doctor import examine, view
+    from mindio_tft_patch.adaptors.doctor import examine, shell_script, view
 
+    if options.script and shell_script.is_shell_script(training):
+        call = shell_script.recorded(training, environ)
+        training, environ = list(call.words), dict(call.environ)
+        os.chdir(call.folder)  # where the script's relative paths begin
+        print(f"mindio-tft: examined is: {shlex.join(training)}", file=sys.stderr)
     report = examine.examine(training, environ)
     view.show(report, as_json=options.json)
     return 1 if report.errors else 0

@@ -153,8 +153,11 @@ def known_kinds() -> tuple[str, ...]:
     return (*kinds(), *ADAPTOR_KINDS)
 
 
-def read_schedule(text: str) -> tuple[PlannedFault, ...]:
+def read_schedule(text: str, source: str = VARIABLE) -> tuple[PlannedFault, ...]:
     """Parse a schedule.
+
+    Args:
+        source: variable or option that the schedule comes from, for messages.
 
     Raises:
         ConfigError: a part that makes no sense.
@@ -168,12 +171,12 @@ def read_schedule(text: str) -> tuple[PlannedFault, ...]:
             fault = PlannedFault(**{name: known[name](value) for name, value in pairs})  # type: ignore[arg-type]
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
-                f"{VARIABLE}: {part!r} is not a fault ({error}).",
+                f"{source}: {part!r} is not a fault ({error}).",
                 change="Write rank=, step=, moment= and kind=, separated by commas; faults are separated by ';'.",
             ) from error
         if fault.moment not in MOMENTS or fault.kind not in known_kinds():
             raise ConfigError(
-                f"{VARIABLE}: {part!r} names an unknown moment or kind.",
+                f"{source}: {part!r} names an unknown moment or kind.",
                 change=f"Moments: {', '.join(MOMENTS)}. Kinds: {', '.join(known_kinds())}.",
             )
         faults.append(fault)
@@ -197,7 +200,8 @@ class FaultInjector:
         faults: the schedule of the whole job.
         rank: this process.
         act: what each kind does; kinds that it lacks are refused.
-        returning: does this process take the place of a lost one? Asked at every moment, because it is known late.
+        replaces: has this process taken the place of a lost one? Asked at every moment, because it is known late; it
+            stays so after the recovery.
         fired: what has happened in this job already; None: nobody remembers.
 
     Raises:
@@ -211,12 +215,12 @@ class FaultInjector:
         act: Mapping[str, Act] | None = None,
         sleep: Callable[[float], None] = time.sleep,
         *,
-        returning: Callable[[], bool] = lambda: False,
+        replaces: Callable[[], bool] = lambda: False,
         fired: FiredFaults | None = None,
     ) -> None:
         self._act = kinds() if act is None else act
         self._sleep = sleep
-        self._returning = returning
+        self._replaces = replaces
         self._fired = fired
         self._entries = [
             _Entry(number, fault, fault.count) for number, fault in enumerate(faults) if fault.rank == rank
@@ -244,7 +248,7 @@ class FaultInjector:
                 self._do(entry, completed)
 
     def _is_meant(self, fault: PlannedFault) -> bool:
-        if not self._returning():
+        if not self._replaces():
             return not fault.returned
         return bool(fault.returned) or self._fired is not None
 

@@ -110,8 +110,14 @@ def configure(config: Config, *, role: str = "processor", rank: int | None = Non
     for handler in _handlers(config):
         handler.addFilter(_ContextFilter())
         parent.addHandler(handler)
-    for warning in config.warnings:
-        parent.warning("%s", warning)
+    if _speaks_for_all(config, role):
+        for warning in config.warnings:
+            parent.warning("%s", warning)
+
+
+def _speaks_for_all(config: Config, role: str) -> bool:
+    """All processes have read the same variables: one of them warns, the launcher where it is ours."""
+    return role == "launcher" or (config.rank == 0 and not config.started_by_ttprun)
 
 
 def reset() -> None:

@@ -60,15 +60,19 @@ def random_schedule(
         unknown = sorted(set(names) - set(known))
         if unknown or not names:
             raise ConfigError(
-                f"{', '.join(unknown) or 'nothing'} is no {what} of fault.", change=f"Use some of {', '.join(known)}."
+                f"{', '.join(unknown) or 'nothing'} is no {what} of fault.",
+                change=f"--{what}s takes some of {', '.join(known)}.",
             )
     if min(faults, ranks, spacing) < 1:
-        raise ConfigError("A random schedule needs at least one fault, one rank and a spacing of one step.")
+        raise ConfigError(
+            "A random schedule needs at least one fault, one rank and a spacing of one step.",
+            change="Raise --random, --ranks or --spacing to 1 or more.",
+        )
     free = steps - 1 - (faults - 1) * (spacing - 1)
     if free < faults:
         raise ConfigError(
             f"{faults} faults, {spacing} steps apart, do not fit into {steps} steps.",
-            change="Ask for fewer faults, a smaller spacing, or more steps.",
+            change="Give a smaller --random or --spacing, or more --steps (--train-iters of the command).",
         )
     chance = random.Random(seed)
     chosen = sorted(chance.sample(range(1, free + 1), faults))

@@ -8,9 +8,12 @@ from collections.abc import Mapping
 from mindio_tft_patch.config import read_config
 
 _PREFIXES = ("TTP_", "TFT_")
-# Read elsewhere than by config: the tests and the Makefile.
-_OTHERS = frozenset(
+# What ttprun tells its ranks and stand-bys; users have no business with them.
+OF_OUR_LAUNCHER = frozenset({"TFT_CONTROLLER", "TFT_RUN_FOLDER", "TFT_STANDBY"})
+# Read elsewhere than by config: faults on purpose, the tests and the Makefile.
+_OTHERS = OF_OUR_LAUNCHER | frozenset(
     {
+        "TFT_BENCH_PEERS",
         "TFT_MATRIX",
         "TFT_MATRIX_SEED",
         "TFT_MATRIX_SIZE",

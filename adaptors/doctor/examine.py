@@ -8,7 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mindio_tft_patch.adaptors.doctor import network, outcomes, reading, script, settings, sizes, software, storage
+from mindio_tft_patch.adaptors.doctor import (
+    network,
+    outcomes,
+    reading,
+    script,
+    settings,
+    shell_script,
+    sizes,
+    software,
+    storage,
+)
 from mindio_tft_patch.adaptors.doctor.command import TORCHRUN, TTPRUN, Command, Launch, read_command
 from mindio_tft_patch.adaptors.doctor.findings import Finding, Level, error, ok, warning
 from mindio_tft_patch.adaptors.doctor.layout import Layout, layout_of
@@ -18,12 +28,17 @@ from mindio_tft_patch.adaptors.megatron import validate
 from mindio_tft_patch.config import MASTER_FLAG, Config, read_config
 from mindio_tft_patch.errors import ConfigError
 
+# Areas of findings that say what would run. Errors in others (a port, the disk, a version) leave the table as it is.
+_WHAT_THE_JOB_IS = ("command", "flags", "topology")
 _ADDRESSES = ("TTP_ADDR", "CONTROLLER_ADDR", "PROCESSOR_ADDR")
 
 
 @dataclass(frozen=True)
 class Report:
-    """What the doctor found. faults: what each kind of fault will lead to."""
+    """What the doctor found.
+
+    faults: what each kind of fault will lead to, once the errors are corrected; empty where they leave it open.
+    """
 
     launcher: str
     launch: Launch
@@ -65,11 +80,22 @@ def examine(words: Sequence[str], environ: Mapping[str, str]) -> Report:
     if not command.launcher:
         message = f"{' '.join(words[:3])} ... is none of ttprun, torchrun and python: ranks are not started by it."
         change = "Give the command that starts the ranks, as it stands in your script or job file."
+        if shell_script.is_shell_script(words):
+            message, change = f"{' '.join(words[:3])} is a shell script.", shell_script.advice(words)
         return Report("", Launch(), (error("command", message, change),))
     whole = {**environ, **command.assignments}
     case = _case(command, reading.ask(command, whole), whole)
     findings = sorted(dict.fromkeys(_findings(case)), key=lambda finding: list(Level)[::-1].index(finding.level))
-    return Report(command.launcher, case.launch, tuple(findings), tuple(outcomes.foresee(_job(case))))
+    return Report(command.launcher, case.launch, tuple(findings), tuple(_faults(case, findings)))
+
+
+def _faults(case: _Case, findings: Sequence[Finding]) -> list[Outcome]:
+    """The table. None where it would rest on what an error leaves open."""
+    job = _job(case)
+    open_questions = any(one.level is Level.ERROR and one.area in _WHAT_THE_JOB_IS for one in findings)
+    if open_questions or (job.protected and job.layout is None):
+        return []
+    return outcomes.foresee(job)
 
 
 def _case(command: Command, read: reading.Reading, environ: Mapping[str, str]) -> _Case:
@@ -92,7 +118,13 @@ def _case(command: Command, read: reading.Reading, environ: Mapping[str, str]) -
 def _findings(case: _Case) -> Iterator[Finding]:
     protected = case.config.high_availability
     yield from _judge_launch(case)
-    yield from script.judge_script(case.launch, protected=protected)
+    if case.read.launch_refused:  # every other word of the command may stand for something else
+        yield from software.judge(case.read, case.command.launcher, case.environ)
+        yield from settings.judge(case.config, case.environ)
+        return
+    # Where nothing of Megatron is patched, an import may stand anywhere; the SDK's names need none at all.
+    patches = case.config.adaptor == "megatron" and case.config.mindspeed == "plugin"
+    yield from script.judge_script(case.launch, protected=protected and patches)
     yield from case.flag_findings
     yield from _judge_flags(case)
     yield from _judge_layout(case)
@@ -102,7 +134,7 @@ def _findings(case: _Case) -> Iterator[Finding]:
     given = any(case.environ.get(name) for name in _ADDRESSES)
     situation = network.Situation(case.config, case.launch, case.command.launcher, given)
     yield from network.judge(situation, network.ThisMachine())
-    if protected and case.launch.node_rank == 0:
+    if protected and case.launch.world_size and case.launch.node_rank == 0:
         yield from network.judge_descriptors(case.launch.world_size, case.launch.nodes)
     if case.arguments.get("save"):
         yield from storage.judge(storage.look_at(Path(case.arguments["save"])), _plan(case))
@@ -117,11 +149,27 @@ def _judge_launch(case: _Case) -> Iterator[Finding]:
     if case.read.launch_trouble:
         yield error(
             "command",
-            f"{launcher} does not understand its options: {case.read.launch_trouble}.",
+            f"{launcher} does not understand its options: {case.read.launch_trouble.rstrip('?.')}"
+            f"{'?' if case.read.launch_trouble.endswith('?') else '.'}",
             "Correct the options in front of the script.",
         )
     elif launch.ranks_per_node < 1:
         yield error("command", "The number of ranks on a node is not known here.", "Give --nproc-per-node a number.")
+    if case.read.launch_refused:
+        yield warning(
+            "command",
+            "Not examined, because it depends on these options: the script and its flags, topology, network, save "
+            "folder, data, and what a fault will lead to.",
+            "Run the doctor again with correct options.",
+        )
+        return
+    if not launch.world_size:
+        yield warning(
+            "command",
+            "Not examined, because it depends on the number of ranks: topology, the validation of Megatron, and what a "
+            "fault will lead to.",
+            "Run the doctor where the job will run, or give --nproc-per-node a number.",
+        )
     if launch.nodes_max != launch.nodes:
         yield warning(
             "command",
@@ -163,6 +211,8 @@ def _judge_flags(case: _Case) -> Iterator[Finding]:
     known = [f"--{name.replace('_', '-')}" for name in read.arguments]
     yield from script.judge_words(read.unknown, known)
     for found in validate.check(case.facts):
+        if not case.launch.world_size and found in _size_errors(case):
+            continue
         level = Level.ERROR if found.severity is validate.Severity.ERROR else Level.WARNING
         yield Finding(level, "flags", found.message, found.change)
 
@@ -172,8 +222,10 @@ def _judge_layout(case: _Case) -> Iterator[Finding]:
     names = (("TP", "tensor_model"), ("PP", "pipeline_model"), ("CP", "context"), ("DP", "data"))
     sizes_of = [f"{short} {case.arguments.get(f'{name}_parallel_size', 1)}" for short, name in names]
     ranks = f"{launch.world_size} ranks on {launch.nodes} node(s): {' x '.join(sizes_of)}"
+    if not launch.world_size:
+        return
     if layout is None:
-        if launch.world_size and not any(finding.severity is validate.Severity.ERROR for finding in _size_errors(case)):
+        if not any(finding.severity is validate.Severity.ERROR for finding in _size_errors(case)):
             yield error("topology", f"{ranks} does not come out even.", "Change --nproc-per-node or a parallel size.")
         return
     fewest = layout.fewest_holders
@@ -233,7 +285,6 @@ def _plan(case: _Case) -> storage.Plan:
 def _job(case: _Case) -> Job:
     refused = any(found.severity is validate.Severity.ERROR for found in validate.check(case.facts))
     refused = refused or any(found.level is Level.ERROR for found in software.judge_in_place(case.read, case.config))
-    placeable = case.arguments.get("dataloader_type") != "external"
     return Job(
         protected=case.config.high_availability,
         launcher=case.command.launcher,
@@ -243,8 +294,9 @@ def _job(case: _Case) -> Job:
         patience_seconds=case.config.dump_timeout_seconds,
         hang_seconds=case.config.hang_seconds,
         repairs=case.config.hbmfault_repair,
-        reboots=case.config.worker_reboot and placeable,
-        reloads=case.config.no_replica and placeable,
+        reboots=case.config.worker_reboot,
+        reloads=case.config.no_replica,
+        placeable=case.arguments.get("dataloader_type") != "external",
         return_seconds=case.config.return_seconds,
         budget=case.config.restart_budget,
         static=case.launch.static,

@@ -24,7 +24,14 @@ _NUMBERS = {
     "vocab_size": None,
     "moe_ffn_hidden_size": None,
 }
-_TEXTS = {"save": None, "load": None, "ckpt_format": "torch_dist", "optimizer": "adam", "distributed_backend": "nccl"}
+_TEXTS = {
+    "save": None,
+    "load": None,
+    "ckpt_format": "torch_dist",
+    "optimizer": "adam",
+    "distributed_backend": "nccl",
+    "dataloader_type": None,
+}
 _SWITCHES = (
     "use_distributed_optimizer",
     "use_tp_pp_dp_mapping",

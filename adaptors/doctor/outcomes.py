@@ -35,6 +35,7 @@ class Job:
         return_seconds: how long the others wait for a process or a node to come back.
         budget: recoveries in place over the life of the job.
         static: the nodes meet at a fixed address, so that a launcher can be started again.
+        placeable: the training data can be read again from a given sample on (not with --dataloader-type external).
     """
 
     protected: bool = True
@@ -50,6 +51,12 @@ class Job:
     return_seconds: float = 300.0
     budget: int = 100
     static: bool = True
+    placeable: bool = True
+
+    @property
+    def starts_anew(self) -> bool:
+        """Respawn is offered: the flag is on, and the data can be read again from a given sample on."""
+        return self.budget > 0 and self.reboots and self.placeable
 
     @property
     def older(self) -> str:
@@ -64,7 +71,7 @@ class Job:
     @property
     def in_place(self) -> bool:
         """Some fault may be dealt with while the job stays up."""
-        return self.budget > 0 and (self.repairs or self.reboots or self.reloads)
+        return self.mends or self.starts_anew or (self.budget > 0 and self.reloads and self.placeable)
 
     @property
     def mends(self) -> bool:
@@ -74,12 +81,12 @@ class Job:
     @property
     def restarts(self) -> bool:
         """A lost process is started anew."""
-        return self.budget > 0 and self.reboots and self.agent
+        return self.starts_anew and self.agent
 
     @property
     def goes_back(self) -> bool:
         """All ranks can load the last periodic checkpoint in place; for lost ranks that needs the agent."""
-        return self.budget > 0 and (self.reboots or self.reloads) and self.periodic
+        return self.budget > 0 and (self.reboots or self.reloads) and self.placeable and self.periodic
 
 
 @dataclass(frozen=True)
@@ -147,6 +154,8 @@ def _missing(job: Job, flag: str) -> str:
     """What would have repaired it."""
     if job.budget <= 0:
         return "TFT_RESTART_BUDGET=0 switches recovery in place off"
+    if flag == REBOOT_FLAG and not job.placeable:
+        return "with --dataloader-type external no process is started anew and no checkpoint is loaded in place"
     if flag == REBOOT_FLAG and job.reboots:
         return f"{REBOOT_FLAG} needs ttprun: {job.launcher} cannot start one rank anew"
     return f"with {flag} the job would stay up"
@@ -236,12 +245,12 @@ def _memory(job: Job, layout: Layout) -> Outcome:
         why = "it is the only holder of its shard" if alone else _missing(job, REBOOT_FLAG)
         return Outcome(fault, RELOADED, f"its memory is not trusted; {why}")
     why = "the process lives, and its peers' copy is preferred to its own"
-    return Outcome(fault, SAVED, f"{why}{_inside(layout)}; {_missing(job, HBM_FLAG)}")
+    return Outcome(fault, SAVED, f"{why}{_inside(layout)}" + ("" if alone else f"; {_missing(job, HBM_FLAG)}"))
 
 
 def _network(job: Job, layout: Layout) -> Outcome:
     fault = "network error between ranks"
-    if job.mends or (job.budget > 0 and job.reboots):
+    if job.mends or job.starts_anew:
         return Outcome(fault, REPAIRED, "all process groups are connected anew; the step under way is computed again")
     if job.goes_back:
         why = f"without {HBM_FLAG} or {REBOOT_FLAG} connecting anew comes with loading the checkpoint"

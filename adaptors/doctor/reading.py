@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import importlib.util
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -41,7 +43,8 @@ class Reading:
 
     Attributes:
         launch: what the launcher was told.
-        launch_trouble: why torchrun's parser refuses the options; empty: it does not.
+        launch_trouble: what is wrong with the launcher's options; empty: nothing.
+        launch_refused: its parser refuses them, so that `launch` is a guess.
         arguments: Megatron's arguments after its validation, plain values only; empty when they could not be read.
         unknown: words that Megatron's parser does not know; the script may.
         refusal: why Megatron's own parser or validation refuses the arguments.
@@ -55,6 +58,7 @@ class Reading:
 
     launch: Launch = field(default_factory=Launch)
     launch_trouble: str = ""
+    launch_refused: bool = False
     arguments: dict[str, Any] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
     refusal: str = ""
@@ -111,7 +115,7 @@ def answer(question: Mapping[str, Any]) -> Reading:
     if command.launcher == PYTHON:
         reading.launch = without_launcher(command, question["environ"])
     else:
-        reading.launch, reading.launch_trouble = _ask_torchrun(command)
+        _ask_torchrun(command, reading)
     # As Python does for the job: the folder of the script comes first, and may hold a Megatron of its own.
     launch = reading.launch
     sys.path.insert(0, os.getcwd() if launch.module else os.path.dirname(os.path.abspath(launch.script)))
@@ -122,13 +126,14 @@ def answer(question: Mapping[str, Any]) -> Reading:
     return reading
 
 
-def _ask_torchrun(command: Command) -> tuple[Launch, str]:
+def _ask_torchrun(command: Command, reading: Reading) -> None:
     try:
         from torch.distributed import run
 
-        from mindio_tft_patch.adaptors.ttprun_options import parse_ttprun
+        from mindio_tft_patch.adaptors.ttprun_options import STANDBY, parse_ttprun
     except ImportError as problem:
-        return read_leniently(command.words), f"torch cannot be imported ({problem})"
+        reading.launch, reading.launch_trouble = read_leniently(command.words), f"torch cannot be imported ({problem})"
+        return
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -136,14 +141,17 @@ def _ask_torchrun(command: Command) -> tuple[Launch, str]:
             options = parse(list(command.words))
             nodes = run.parse_min_max_nnodes(options.nnodes)
     except (SystemExit, RuntimeError, ValueError) as problem:
-        words = (said.getvalue().strip() or str(problem)).splitlines()[-1:]
-        return read_leniently(command.words), "".join(words).partition("error: ")[2] or "".join(words)
-    trouble = ""
+        words = "".join((said.getvalue().strip() or str(problem)).splitlines()[-1:])
+        words = (words.partition("error: ")[2] or words).removesuffix(".")
+        reading.launch, reading.launch_refused = read_leniently(command.words), True
+        reading.launch_trouble = words + _meant(words, [STANDBY, *_options_of(run.get_args_parser())])
+        return
     try:
         ranks = int(run.determine_local_world_size(options.nproc_per_node))
     except ValueError as problem:
-        ranks, trouble = 0, f"--nproc-per-node {options.nproc_per_node}: {problem}"
-    launch = launch_of(
+        ranks = 0
+        reading.launch_trouble = f"--nproc-per-node {options.nproc_per_node}: {problem}".removesuffix(".")
+    reading.launch = launch_of(
         nodes=nodes,
         ranks_per_node=ranks,
         node_rank=int(options.node_rank or 0),
@@ -157,7 +165,18 @@ def _ask_torchrun(command: Command) -> tuple[Launch, str]:
         script=options.training_script,
         script_args=tuple(options.training_script_args),
     )
-    return launch, trouble
+
+
+def _options_of(parser: argparse.ArgumentParser) -> list[str]:
+    return re.findall(r"--[a-z][a-z_-]+", parser.format_usage())
+
+
+def _meant(complaint: str, known: Sequence[str]) -> str:
+    """The options that were meant by those that torchrun does not recognize."""
+    unknown = [word.partition("=")[0] for word in complaint.split() if word.startswith("-")]
+    near = [difflib.get_close_matches(word, known, n=1) for word in unknown if word not in known]
+    named = ", ".join(match for matches in near for match in matches)
+    return f"; did you mean {named}?" if named else ""
 
 
 def _ask_megatron(reading: Reading) -> None:
@@ -217,7 +236,8 @@ def _parse(reading: Reading) -> None:
         with contextlib.redirect_stderr(said):
             parsed = theirs.parse_args(with_flags(keep), ignore_unknown_args=True)
         reading.unknown = list(parsers[0].parse_known_args(words)[1])
-        theirs.validate_args(parsed, {})
+        if reading.launch.world_size:
+            theirs.validate_args(parsed, {})
     except SystemExit:
         reading.refusal = said.getvalue().strip().rpartition("error: ")[2]
     except Exception as problem:

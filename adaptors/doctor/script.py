@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import Any
 
 from mindio_tft_patch.adaptors.doctor.command import Launch
 from mindio_tft_patch.adaptors.doctor.findings import Finding, error, ok, warning
+from mindio_tft_patch.adaptors.doctor.plugin_import import PluginImport, find_import
 from mindio_tft_patch.config import FEATURE_FLAGS, MASTER_FLAG
 
-_IMPORT = re.compile(r"^\s*(import|from)\s+mindio_tft_patch\b", re.MULTILINE)
 _DATA = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
 
 
@@ -28,12 +27,51 @@ def judge_script(launch: Launch, *, protected: bool) -> Iterator[Finding]:
     if not path.is_file():
         yield error("command", f"There is no script {launch.script} here.", "Change its path, or the folder.")
         return
-    if protected and not _IMPORT.search(path.read_text(errors="replace")):
+    if protected:
+        yield from _judge_import(launch.script, find_import(path.read_text(errors="replace")))
+
+
+def _judge_import(script: str, found: PluginImport) -> Iterator[Finding]:
+    """Does the script import the plugin, and in time?"""
+    change = f"Make `import mindio_tft_patch` the first import of {script}."
+    line = found.line
+    if found.broken:
+        yield error("command", f"{script} is no Python script ({found.broken}).", "Correct it, or name another script.")
+    elif line is None and found.inside is not None:
         yield warning(
             "command",
-            f"{launch.script} does not import mindio_tft_patch. Unless a module that it imports does, nothing is "
+            f"{script} imports mindio_tft_patch inside of a function (line {found.inside}); whether that runs before "
+            "training begins was not examined.",
+            change,
+        )
+    elif line is None:
+        yield warning(
+            "command",
+            f"{script} does not import mindio_tft_patch. Unless a module that it imports does, nothing is "
             "protected and Megatron refuses the flags.",
-            f"Add `import mindio_tft_patch` as the first import of {launch.script}.",
+            f"Add `import mindio_tft_patch` as the first import of {script}.",
+        )
+    elif found.training is not None:
+        yield error(
+            "command",
+            f"{script} imports mindio_tft_patch on line {line}, too late: line {found.training} has trained by then, "
+            "or Megatron has refused the flags.",
+            change,
+        )
+    elif found.patcher is not None:
+        yield error(
+            "command",
+            f"{script} imports {found.patcher.framework} on line {found.patcher.line}, before mindio_tft_patch on line "
+            f"{line}: MindSpeed-LLM has patched Megatron by then, and the import refuses the job.",
+            change,
+        )
+    elif found.framework is not None:
+        yield warning(
+            "command",
+            f"{script} imports {found.framework.framework} on line {found.framework.line}, before mindio_tft_patch on "
+            f"line {line}: names that modules hold are corrected, but what has put a function of Megatron away (a "
+            "partial, a default argument) stays unprotected.",
+            change,
         )
 
 

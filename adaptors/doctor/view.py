@@ -31,6 +31,15 @@ def summary(report: Report) -> str:
     return f"No errors, {report.warnings} warning(s)."
 
 
+def _heading(report: Report) -> str:
+    """What stands above the table of faults, or in its place."""
+    if not report.errors:
+        return "What a fault will lead to"
+    if report.faults:
+        return "What a fault will lead to, once the errors are corrected; as it is, the job will not hold"
+    return "What a fault will lead to is not known before the errors are corrected"
+
+
 def _as_data(report: Report) -> dict[str, object]:
     return {
         "launcher": report.launcher,
@@ -46,8 +55,8 @@ def _plain(report: Report) -> None:
     for finding in report.findings:
         change = f" -> {finding.change}" if finding.change else ""
         print(f"{finding.level.value:<8}{finding.area}: {finding.message}{change}")
-    if report.faults:
-        print("\nWhat a fault will lead to:")
+    if report.launcher:
+        print(f"\n{_heading(report)}{':' if report.faults else '.'}")
     for fault in report.faults:
         print(f"  {fault.fault}: {fault.outcome} ({fault.why})")
     print(f"\n{summary(report)}")
@@ -65,10 +74,12 @@ def _rich(report: Report) -> None:
         table.add_row(Text(finding.level.value, style), Text(finding.area), Text(finding.message), Text(finding.change))
     console.print(table)
     if report.faults:
-        faults = Table("fault", "what becomes of the job", "why", title="What a fault will lead to", show_lines=True)
+        faults = Table("fault", "what becomes of the job", "why", title=_heading(report), show_lines=True)
         for fault in report.faults:
             faults.add_row(
                 Text(fault.fault), Text(fault.outcome, "green" if fault.saved else "yellow"), Text(fault.why)
             )
         console.print(faults)
+    elif report.launcher:
+        console.print(Text(f"{_heading(report)}."))
     console.print(Text(summary(report), "bold red" if report.errors else "bold green"))

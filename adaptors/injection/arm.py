@@ -48,8 +48,8 @@ class Rank(Protocol):
         ...
 
     @property
-    def returning(self) -> bool:
-        """This process takes the place of a lost one."""
+    def replaces(self) -> bool:
+        """This process has taken the place of a lost one; for as long as it lives."""
         ...
 
 
@@ -90,7 +90,7 @@ def _injector(rank: Rank, environ: Mapping[str, str]) -> FaultInjector | None:
         schedule,
         config.rank,
         {**kinds(), **_adaptor_kinds(rank)},
-        returning=lambda: rank.returning,
+        replaces=lambda: rank.replaces,
         fired=FiredFaults(Path(folder)) if folder else None,
     )
     if config.local_rank == 0:

@@ -215,7 +215,7 @@ class InPlace:
             statistics=moe_statistics.collected(),
             digests=self.scrub.digests(training, completed),
         )
-        receive = (lambda: {self.config.rank: facts}) if self._exchange is None else self._exchange.begin(facts)
+        receive = self._begin_to_receive(facts)
 
         def end() -> None:
             with self._board.in_collective():
@@ -227,6 +227,11 @@ class InPlace:
                     self._corrupted(difference)
 
         return end
+
+    def _begin_to_receive(self, facts: StepFacts) -> Callable[[], dict[int, StepFacts]]:
+        if self._exchange is None:
+            return lambda: {self.config.rank: facts}
+        return self._exchange.begin(facts)
 
     def _corrupted(self, difference: Difference) -> None:
         log.error("silent corruption: %s", difference)

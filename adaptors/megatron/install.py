@@ -12,7 +12,6 @@ from mindio_tft_patch.adaptors.megatron.session import Session
 from mindio_tft_patch.config import Config
 from mindio_tft_patch.fault_injection import VARIABLE
 from mindio_tft_patch.patching import Patch, PatchManager
-from mindio_tft_patch.variables import complaints
 
 log = logging.getLogger("mindio_tft_patch.install")
 
@@ -45,8 +44,6 @@ class Installation:
             from mindio_tft_patch.adaptors.injection.arm import arm
 
             arm(self.session, os.environ, version.core)
-        for warning in (*self.config.warnings, *(complaints(os.environ) if self.config.rank == 0 else ())):
-            log.warning(warning)
 
     def _check_reached(self) -> None:
         """After the first iteration: a mandatory patch that was never called means that protection has a hole."""

@@ -82,6 +82,14 @@ class Past:
             f"it started from ({args.load or 'nothing: no --load'}) is not a state that it was in, or no longer there",
         )
 
+    def nothing_to_load(self, args: Any) -> str:
+        """Why there is no checkpoint to go back to, in words; empty when there is one."""
+        try:
+            self.newest(args)
+        except RecoveryError as refusal:
+            return str(refusal).removeprefix("reload: ")
+        return ""
+
     def publish(self, store: Any) -> None:
         """Leave it in the job's store."""
         start = None if self.start is None else [self.start.folder, self.start.step]

@@ -199,5 +199,8 @@ def _move_aside(target: Path) -> Path | None:
         return None
     aside = target.with_name(f"{ASIDE_PREFIX}{target.name}-{secrets.token_hex(4)}")
     os.rename(target, aside)
-    log.warning("%s was there already and is not a checkpoint of this job; moved to %s", target, aside.name)
+    # Read after the rename, of the tracker beside it: a save that was cut off is named by none.
+    finished = read_tracker(target.parent) == int(target.name.rpartition("_")[2])
+    what = "an older checkpoint of this step" if finished else "what is left of a save that was not finished"
+    log.warning("%s was there already, %s; moved to %s", target, what, aside.name)
     return aside

@@ -43,9 +43,9 @@ class Ported:
         return self.protection.board
 
     @property
-    def returning(self) -> bool:
-        """This process takes the place of a lost one."""
-        return self.protection.returning
+    def replaces(self) -> bool:
+        """This process has taken the place of a lost one."""
+        return self.protection.replaces
 
 
 def inject_faults(

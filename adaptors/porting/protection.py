@@ -49,6 +49,7 @@ from mindio_tft_patch.protocol import endpoint
 from mindio_tft_patch.protocol.keys import external_endpoint
 from mindio_tft_patch.protocol.messages import CommitState, Plan, Ready
 from mindio_tft_patch.protocol.phases import Activity, FaultKind, Strategy
+from mindio_tft_patch.variables import complaints
 
 log = logging.getLogger("mindio_tft_patch.session")
 
@@ -73,6 +74,8 @@ class Protection:
         detector: what an exception means; rules of one's own are added in front (`detector.add`).
         store: the job's store, once started.
         unconnected: answers the collectives of a set-up without the other ranks.
+        no_checkpoint: why no checkpoint could be loaded in place now, in words; a rank that knows sets it, and calls
+            `offer` when it changes during training. Empty: nothing speaks against it.
     """
 
     def __init__(self, config: Config | None = None, *, packages: Iterable[str] = ("megatron",)) -> None:
@@ -80,6 +83,7 @@ class Protection:
         self.board = ProgressBoard()
         self.detector = Detector()
         self.store: Any = None
+        self.no_checkpoint = ""
         self.unconnected = Unconnected(packages)
         self._device: Device | None = None
         self._handlers: Handlers | None = None
@@ -89,7 +93,7 @@ class Protection:
         self._gate_group: Any = None
         self._start_step = 0
         self._is_ready = False
-        self._returning = False
+        self._returning = self._replaces = False
         self._leaving = False
         self._asked_to_end = False
         self._rehearsals = 0
@@ -134,6 +138,11 @@ class Protection:
         return self._returning
 
     @property
+    def replaces(self) -> bool:
+        """This process has taken the place of one that was lost; for as long as it lives."""
+        return self._replaces
+
+    @property
     def attempt(self) -> int:
         """Number of the current recovery; what is built for one (groups, temporary folders) carries it in its name."""
         return self._rehearsals + (0 if self._client is None else self._client.attempt)
@@ -158,6 +167,9 @@ class Protection:
         """Begin to log and choose the device; start() does it, unless somebody needs the device before."""
         if self._device is None:
             logs.configure(self.config, role="processor", rank=self.config.rank)
+            if self.config.rank == 0 and not self.config.started_by_ttprun:  # else the launcher has said it
+                for complaint in complaints(os.environ):
+                    log.warning("%s", complaint)
             self._device = select_device(self.config, self.board)
 
     def start(self, handlers: Handlers) -> None:
@@ -205,7 +217,7 @@ class Protection:
         atexit.register(self._end_without_tear_down)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._on_sigterm)
-        self._returning = self._client.returning
+        self._returning = self._replaces = self._client.returning
         if self._returning:
             self.unconnected.enter()
 
@@ -238,6 +250,7 @@ class Protection:
                 start_step=self._start_step,
                 replica_sets=self.handlers.replica_sets(),
                 strategies=self.handlers.strategies(),
+                no_checkpoint=self.no_checkpoint,
             )
         )
 

@@ -100,6 +100,10 @@ class SdkHandlers:
             wanted = {Strategy.RELOAD: wanted[Strategy.RELOAD]}
         return tuple(strategy for strategy, on in wanted.items() if on and self._able(strategy))
 
+    def restarts(self) -> bool:
+        """May the process of a lost rank be started anew? Memory faults are repaired without, in what is left."""
+        return self.options.enable_arf and not self.callbacks.missing("rebuild_group")
+
     def _able(self, strategy: Strategy) -> bool:
         missing = self.callbacks.missing(*_NEEDS[strategy])
         if missing and strategy.value not in self._complained:

@@ -318,6 +318,7 @@ class Processor:
             start_step=0,
             replica_sets=self.handlers.replica_sets(),
             strategies=self.handlers.strategies(),
+            restarts=self.handlers.restarts(),
         )
         if ready != self._offered:
             self._offered = ready

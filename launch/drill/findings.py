@@ -47,6 +47,7 @@ class Run:
 
     code: exit code; negative for a signal. timed_out: it was ended because of --limit.
     log: lines of the JSON log that were written meanwhile.
+    asked: number of the signal with which somebody has ended the drill meanwhile; 0: none came.
     """
 
     began: float
@@ -55,6 +56,11 @@ class Run:
     lines: tuple[Line, ...] = ()
     log: tuple[Mapping[str, Any], ...] = ()
     timed_out: bool = False
+    asked: int = 0
+
+    def covers(self, moment: float | None) -> bool:
+        """Was it during this run? moment: seconds since 1970."""
+        return moment is not None and self.began <= moment <= self.ended + 1.0
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,7 @@ class Recovery:
     began: first report. attempts: in this recovery.
     phases: seconds in each. replicas_equal: None: nobody has compared them.
     ranks: that reported something or were lost.
+    requested: somebody has asked the whole job to end: no fault was the cause.
     """
 
     began: float
@@ -77,6 +84,12 @@ class Recovery:
     reason: str
     ranks: frozenset[int] = frozenset()
     replicas_equal: bool | None = None
+    requested: bool = False
+
+    @property
+    def saved(self) -> bool:
+        """The job was ended with a checkpoint."""
+        return self.strategy == "dump" and bool(self.checkpoint)
 
     @property
     def seconds(self) -> float:
@@ -110,7 +123,11 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that a drill has found."""
+    """Everything that a drill has found.
+
+    Attributes:
+        command: of the training, with variables in front. again: what to type to repeat all of it, a line each.
+    """
 
     command: str
     schedule: str
@@ -121,6 +138,7 @@ class Report:
     comparison: Comparison | None = None
     folder: str = ""
     trouble: tuple[str, ...] = field(default=())
+    again: tuple[str, ...] = ()
 
     @property
     def lost_steps(self) -> int:
@@ -149,18 +167,29 @@ class Report:
             for recovery in self.recoveries
             if recovery.replicas_equal is False
         ]
-        last = self.runs[-1] if self.runs else None
-        if last is not None and last.timed_out:
-            found.append("the job did not end within --limit and was ended")
-        elif last is not None and last.code != 0 and not self._ended_saved():
-            found.append(f"the job ended with exit code {last.code}")
-        return found + self._of_comparison()
+        return found + self._of_endings() + self._of_comparison()
 
-    def _ended_saved(self) -> bool:
-        return bool(self.recoveries) and self.recoveries[-1].strategy == "dump" and bool(self.recoveries[-1].checkpoint)
+    def _of_endings(self) -> list[str]:
+        """Runs that have ended badly, and not by a fault of the schedule that was answered by a checkpoint."""
+        found = []
+        for number, run in enumerate(self.runs, 1):
+            name = "the job" if len(self.runs) == 1 else f"run {number}"
+            if run.asked:
+                continue  # the trouble says so already
+            if run.timed_out:
+                found.append(f"{name} did not end within --limit and was ended")
+            elif run.code != 0 and not saved_on_a_fault(run, self.outcomes):
+                told = f"{name} ended with exit code {run.code}"
+                if not any(outcome.verdict is Verdict.LOST and run.covers(outcome.fired) for outcome in self.outcomes):
+                    reasons = [recovery.reason for recovery in self.recoveries if run.covers(recovery.ended)]
+                    told += f", for which no fault of the schedule accounts{f': {reasons[-1]}' if reasons else ''}"
+                found.append(told)
+        return found
 
     def _why_not_reached(self) -> str:
-        if self.runs and self.runs[-1].code != 0:
+        if not self.runs or self.runs[-1].asked:
+            return "the drill was ended before"
+        if self.runs[-1].code != 0:
             return "the job had ended before; --resume starts it again after a dump"
         return "the job never came to that moment of that step on that rank"
 
@@ -180,13 +209,21 @@ class Report:
         """Sentences for somebody who does not know the terms."""
         happened = [outcome for outcome in self.outcomes if outcome.fired is not None]
         said = [f"{_number(len(happened), 'fault')} of {len(self.outcomes)} planned happened to the job on purpose."]
-        told = (
-            (Verdict.IN_PLACE, "repaired while the job stayed up"),
-            (Verdict.SAVED, "answered by saving the last completed step and ending the job"),
-            (Verdict.UNHARMED, "survived without a repair"),
-            (Verdict.LOST, "not survived: the job ended and nothing new was saved"),
+        older = sum(outcome.verdict is Verdict.SAVED and _went_back(outcome) for outcome in self.outcomes)
+        counted = (
+            (self.count(Verdict.IN_PLACE), "repaired while the job stayed up"),
+            (
+                self.count(Verdict.SAVED) - older,
+                "answered by saving the last completed step and ending the job",
+            ),
+            (
+                older,
+                "answered by saving the last step that could be trusted, an older one than the last completed one, and "
+                "ending the job",
+            ),
+            (self.count(Verdict.UNHARMED), "survived without a repair"),
+            (self.count(Verdict.LOST), "not survived: the job ended and nothing new was saved"),
         )
-        counted = [(self.count(verdict), words) for verdict, words in told]
         parts = [f"{count} {'was' if count == 1 else 'were'} {words}" for count, words in counted if count]
         if parts:
             said.append(f"Of these, {'; '.join(parts)}.")
@@ -202,6 +239,10 @@ class Report:
                 "training log are equal to the last digit."
             )
         return said
+
+
+def _went_back(outcome: Outcome) -> bool:
+    return outcome.recovery is not None and outcome.recovery.recomputed_steps > 0
 
 
 def _number(count: int, noun: str) -> str:
@@ -251,9 +292,14 @@ def recoveries_of(log: Sequence[Mapping[str, Any]]) -> list[Recovery]:
                 reason=str(fields["reason"]),
                 ranks=frozenset(rank for rank in (*suspects, *fields["ranks"]) if rank is not None),
                 replicas_equal=_verified(fields, log, began, ended),
+                requested=bool(fields["fault"]) and all(map(_is_request, fields["fault"])),
             )
         )
     return found
+
+
+def _is_request(fault: Mapping[str, Any]) -> bool:
+    return fault.get("rank") is None and fault.get("kind") == "terminated"
 
 
 def _verified(record: Mapping[str, Any], log: Sequence[Mapping[str, Any]], began: float, ended: float) -> bool | None:
@@ -278,7 +324,7 @@ def outcomes_of(
             found.append(Outcome(number, fault, Verdict.NOT_REACHED))
         for firing in mine:
             recovery = _answer(firing, faults, firings, recoveries)
-            found.append(Outcome(number, fault, _verdict(firing, recovery, runs), firing.time, recovery))
+            found.append(Outcome(number, fault, _verdict(firing, recovery, runs, recoveries), firing.time, recovery))
     return found
 
 
@@ -286,7 +332,7 @@ def _answer(
     firing: Firing, faults: Sequence[PlannedFault], firings: Sequence[Firing], recoveries: Sequence[Recovery]
 ) -> Recovery | None:
     """The recovery that dealt with a fault: the first that ended after it, unless another fault began it."""
-    later = [recovery for recovery in recoveries if recovery.ended >= firing.time]
+    later = [recovery for recovery in recoveries if recovery.ended >= firing.time and not recovery.requested]
     if not later:
         return None
     recovery, rank = later[0], faults[firing.number].rank
@@ -297,16 +343,28 @@ def _answer(
     return None if between and rank not in recovery.ranks else recovery
 
 
-def _verdict(firing: Firing, recovery: Recovery | None, runs: Sequence[Run]) -> Verdict:
+def _verdict(firing: Firing, recovery: Recovery | None, runs: Sequence[Run], recoveries: Sequence[Recovery]) -> Verdict:
     if recovery is not None:
         if recovery.strategy in _IN_PLACE:
             return Verdict.IN_PLACE
-        return Verdict.SAVED if recovery.strategy == "dump" and recovery.checkpoint else Verdict.LOST
+        return Verdict.SAVED if recovery.saved else Verdict.LOST
     mine = [run for run in runs if run.began <= firing.time <= run.ended]
     # The line of the step before may be printed, and seen, after the fault; that of the step after the next may not.
     went_on = any(line.step > firing.completed + 1 for run in mine for line in run.lines)
-    finished = bool(mine) and (mine[-1].code == 0 or went_on)
+    # Whoever asked the job to end got a checkpoint, so that the fault had done no harm until then.
+    requested = any(
+        one.requested and one.saved and one.ended >= firing.time and run.covers(one.ended)
+        for one in recoveries
+        for run in mine
+    )
+    finished = bool(mine) and (mine[-1].code == 0 or went_on or requested)
     return Verdict.UNHARMED if finished else Verdict.LOST
+
+
+def saved_on_a_fault(run: Run, outcomes: Sequence[Outcome]) -> bool:
+    """Has a fault of the schedule ended this run with a checkpoint?"""
+    answers = [outcome.recovery for outcome in outcomes if outcome.recovery is not None]
+    return any(recovery.saved and run.covers(recovery.ended) for recovery in answers)
 
 
 def compare(without: Run, runs: Sequence[Run]) -> Comparison:

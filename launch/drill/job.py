@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindio_tft_patch.errors import ConfigError
+from mindio_tft_patch.launch.drill.asked import Asked, lives, send
 from mindio_tft_patch.launch.drill.findings import Line, Run, read_line, read_log
 
 _LOOK_SECONDS = 0.05
@@ -34,12 +34,14 @@ class Start:
     limit_seconds: float | None = None
 
 
-def run(start: Start) -> Run:
-    """Run the command to its end. Ctrl-C reaches it too, and is waited for; a second one ends it.
+def run(start: Start, asked: Asked) -> Run:
+    """Run the command to its end.
+
+    A signal that asks the drill to end is handed on, and what the command then does is waited for; so is the rest of
+    its process group: a shell script ends before the launcher that it has started.
 
     Raises:
         ConfigError: the command cannot be started.
-        KeyboardInterrupt: somebody pressed Ctrl-C; the command has ended.
     """
     start.output.parent.mkdir(parents=True, exist_ok=True)
     began = time.time()
@@ -51,36 +53,40 @@ def run(start: Start) -> Run:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=dict(start.environ),
+                # Ctrl-C on a terminal must reach the command once: a second signal means "end at once".
+                start_new_session=True,
             )
         except OSError as problem:
             raise ConfigError(
                 f"The training command cannot be started: {problem}.", change="Check what follows after `--`."
             ) from problem
     lines: list[Line] = []
-    timed_out = interrupted = False
+    timed_out = False
     tail = _Tail(start.output)
     deadline = None if start.limit_seconds is None else time.monotonic() + start.limit_seconds
-    with _forwarded(process):
+    asked.running(process.pid)
+    try:
         while True:
-            try:
-                ended = process.poll() is not None
-                lines += _show(tail)
-                if ended:
-                    break
-                if deadline is not None and time.monotonic() > deadline:
-                    timed_out = True
-                    _end(process)
-                    continue
+            ended = process.poll() is not None and not (asked.number and lives(process.pid))
+            lines += _show(tail)
+            if ended:
+                break
+            timed_out = timed_out or (deadline is not None and time.monotonic() > deadline)
+            if timed_out or asked.impatient:
+                _end(process)
+            else:
                 time.sleep(_LOOK_SECONDS)
-            except KeyboardInterrupt:
-                if interrupted:
-                    _end(process)
-                interrupted = True
-    if interrupted:
-        raise KeyboardInterrupt
+    finally:
+        asked.running(0)
     ended_at = time.time()
     return Run(
-        began, ended_at, process.returncode, tuple(lines), tuple(read_logs(start.logs, began, ended_at)), timed_out
+        began,
+        ended_at,
+        process.returncode,
+        tuple(lines),
+        tuple(read_logs(start.logs, began, ended_at)),
+        timed_out,
+        asked.number,
     )
 
 
@@ -101,24 +107,14 @@ def _show(tail: _Tail) -> list[Line]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the command: twice SIGTERM, then SIGKILL."""
-    for _ in range(2):
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_SECONDS / 2)
-            return
-    process.kill()
-    process.wait()
-
-
-@contextlib.contextmanager
-def _forwarded(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Hand SIGTERM on to the command, which then saves and ends."""
-    before = signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    """End the command and what it has started: twice SIGTERM, then SIGKILL."""
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
+        send(process.pid, number)
+        deadline = time.monotonic() + _GRACE_SECONDS / 2
+        while time.monotonic() < deadline:
+            if process.poll() is not None and not lives(process.pid):
+                return
+            time.sleep(_LOOK_SECONDS)
 
 
 def read_logs(folder: Path, began: float, ended: float) -> list[Mapping[str, object]]:

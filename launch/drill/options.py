@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from mindio_tft_patch.adaptors.doctor.command import (
     PYTHON,
@@ -18,10 +20,12 @@ from mindio_tft_patch.adaptors.doctor.command import (
 )
 from mindio_tft_patch.config import MASTER_FLAG, read_config
 from mindio_tft_patch.errors import ConfigError
-from mindio_tft_patch.fault_injection import VARIABLE, PlannedFault, read_schedule
+from mindio_tft_patch.fault_injection import STATE_VARIABLE, VARIABLE, PlannedFault, read_schedule
 from mindio_tft_patch.random_faults import EVERY_STEP, PROMPT_KINDS, random_schedule
 
 _SAVING = ("--save", "--tensorboard-dir")
+_OURS = ("TFT_", "TTP_", "HIGH_AVAILABILITY")  # variables that change what a job does about a fault
+_INJECTION = (VARIABLE, STATE_VARIABLE)
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ def prepare(options: argparse.Namespace, training: Sequence[str], environ: Mappi
     launch = _launch(command, together)
     ranks, steps = options.ranks or launch.world_size, options.steps or _iterations(words)
     schedule = _schedule(options, ranks, steps, environ)
-    faults = read_schedule(schedule)
+    faults = read_schedule(schedule, VARIABLE if options.faults is None else "--faults")
     if not faults:
         raise ConfigError("There is no fault to inject.", change="Give --faults or --random, or set TFT_INJECT.")
     _check_ranks(faults, ranks)
@@ -118,6 +122,21 @@ def elsewhere(words: Sequence[str], folder: Path) -> tuple[str, ...]:
         else:
             changed.append(word)
     return tuple(changed)
+
+
+def again(
+    plan: Drill, options: argparse.Namespace, folder: Path, environ: Mapping[str, str] = MappingProxyType({})
+) -> tuple[str, ...]:
+    """What to type to do the same drill once more. folder, environ: in which it was started."""
+    words = ["mindio-tft", "drill", "--faults", plan.schedule]
+    words += [name for name, wanted in (("--compare", plan.compare), ("--resume", plan.resume)) if wanted]
+    if plan.limit_seconds is not None:
+        words += ["--limit", f"{plan.limit_seconds:g}"]
+    if options.ranks:
+        words += ["--ranks", str(options.ranks)]
+    ours = {name: value for name, value in environ.items() if name.startswith(_OURS) and name not in _INJECTION}
+    variables = [f"{name}={value}" for name, value in {**ours, **plan.variables}.items()]
+    return shlex.join(["cd", str(folder)]), shlex.join([*words, "--", *variables, *plan.words])
 
 
 def _without_variables(training: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:

@@ -71,7 +71,10 @@ def _for_engineers(report: Report) -> Iterator[str]:
         yield f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in told)}</tr>"
     yield "</table>"
     yield "<h2>How to repeat it</h2>"
-    yield f"<pre>{escape(report.command)}</pre><p>with the variable <code>TFT_INJECT</code>:</p>"
-    yield f"<pre>{escape(report.schedule)}</pre>"
+    yield f"<pre>{escape(chr(10).join(report.again))}</pre>"
+    yield (
+        "<p>The training begins from what its <code>--load</code> holds. Where that is also the folder of its "
+        "<code>--save</code>, this run has left checkpoints in it: take them away first, or give another folder.</p>"
+    )
     codes = ", ".join(str(run.code) for run in report.runs)
     yield f"<p>Exit code of the command: {escape(codes)}. Output and logs: <code>{escape(report.folder)}</code></p>"

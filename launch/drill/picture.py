@@ -1,4 +1,4 @@
-"""The timeline of a drill as an SVG picture: the whole job above, every recovery enlarged below. Pure."""
+"""The timeline of a drill as an SVG picture: the job above, every recovery enlarged below. Pure."""
 
 from __future__ import annotations
 
@@ -49,10 +49,15 @@ def timeline(report: Report) -> str:
 
 def stretches(outcomes: Sequence[Outcome], recovery: Recovery) -> list[tuple[str, float]]:
     """A recovery as consecutive stretches (name, seconds), from the first of its faults to its end."""
-    fired = [outcome.fired for outcome in outcomes if outcome.fired is not None]
-    noticing = max(0.0, recovery.began - min(fired, default=recovery.began))
+    noticing = _noticing(outcomes, recovery)
     deciding = max(0.0, recovery.seconds - sum(recovery.phases.values()))
     return [("noticing", noticing), ("deciding", deciding), *recovery.phases.items()]
+
+
+def _noticing(outcomes: Sequence[Outcome], recovery: Recovery) -> float:
+    """Seconds from the first of its faults to the first report of one."""
+    fired = [outcome.fired for outcome in outcomes if outcome.fired is not None]
+    return max(0.0, recovery.began - min(fired, default=recovery.began))
 
 
 def _told(report: Report) -> list[tuple[list[Outcome], Recovery]]:
@@ -69,12 +74,17 @@ def _phases_of(rows: Sequence[tuple[list[Outcome], Recovery]]) -> list[str]:
 
 
 class _Scale:
-    """Seconds to pixels."""
+    """Seconds to pixels.
 
-    def __init__(self, began: float, ended: float) -> None:
+    Args:
+        began, ended: what is shown. zero: where the labels count from; all three on one clock, in seconds.
+    """
+
+    def __init__(self, began: float, ended: float, zero: float) -> None:
         self.began = began
         self.ended = max(ended, began + 1e-3)
         self.seconds = self.ended - began
+        self._zero = zero
 
     def __call__(self, moment: float) -> float:
         return _LEFT + (moment - self.began) / self.seconds * (_WIDTH - _LEFT - _RIGHT)
@@ -86,8 +96,10 @@ class _Scale:
     def ticks(self) -> Iterator[tuple[float, str]]:
         """Positions and labels of round numbers of seconds."""
         pace = nice(self.seconds / 8)
-        for number in range(int(self.seconds / pace + 1e-9) + 1):
-            yield self(self.began + number * pace), f"{number * pace:g} s"
+        first = math.ceil((self.began - self._zero) / pace - 1e-9)
+        last = math.floor((self.ended - self._zero) / pace + 1e-9)
+        for number in range(first, last + 1):
+            yield self(self._zero + number * pace), f"{number * pace:.10g} s"
 
 
 def nice(raw: float) -> float:
@@ -102,13 +114,15 @@ def _text(x: float, y: float, words: str, **attributes: str) -> str:
 
 
 def _whole_job(report: Report) -> Iterator[str]:
-    yield _text(0, 18, "The whole job", font_weight="bold", font_size="14")
+    yield _text(0, 18, "The job, without its first set-up", font_weight="bold", font_size="14")
     if not report.runs:
         return
-    scale = _Scale(*_shown(report))
+    scale = _Scale(*_shown(report), zero=report.runs[0].began)
     yield _text(0, _TOP + 12, "training")
     for run in report.runs:
         began, ended = max(run.began, scale.began), min(run.ended, scale.ended)
+        if ended <= began:
+            continue
         x, width = scale(began), scale.width(ended - began)
         yield f'<rect x="{x:.1f}" y="{_TOP}" width="{width:.1f}" height="{_BAR}" fill="#e8ecf1" rx="2"/>'
     for outcomes, recovery in _told(report):
@@ -124,7 +138,7 @@ def _whole_job(report: Report) -> Iterator[str]:
         if outcome.fired is not None:
             yield _marker(scale(outcome.fired), _TOP, str(outcome.number + 1), outcome.fault.words())
     yield from _steps(report, scale)
-    yield from _time_axis(scale, _TOP + 62)
+    yield from _time_axis(scale, _TOP + 62, "since the start of the job")
 
 
 def _shown(report: Report) -> tuple[float, float]:
@@ -151,7 +165,7 @@ def _marker(x: float, y: float, label: str, words: str) -> str:
 
 def _steps(report: Report, scale: _Scale) -> Iterator[str]:
     y = _TOP + _BAR
-    yield _text(0, y + 20, "steps", fill="#555")
+    yield _text(0, y + 20, "steps, when printed", fill="#555")
     labelled = -_LABEL_PIXELS
     for line in (line for run in report.runs for line in run.lines):
         x = scale(line.seconds)
@@ -162,7 +176,8 @@ def _steps(report: Report, scale: _Scale) -> Iterator[str]:
             yield _text(x, y + 20, str(line.step), text_anchor="middle", fill="#555", font_size="10")
 
 
-def _time_axis(scale: _Scale, y: float) -> Iterator[str]:
+def _time_axis(scale: _Scale, y: float, since: str) -> Iterator[str]:
+    yield _text(0, y + 16, f"seconds {since}", fill="#555")
     yield f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}" stroke="#bbb"/>'
     for x, label in scale.ticks():
         yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y}" y2="{y + 4}" stroke="#bbb"/>'
@@ -171,17 +186,19 @@ def _time_axis(scale: _Scale, y: float) -> Iterator[str]:
 
 def _enlarged(rows: Sequence[tuple[list[Outcome], Recovery]], top: float) -> Iterator[str]:
     yield _text(0, top + 12, "Each recovery, enlarged", font_weight="bold", font_size="14")
-    scale = _Scale(0.0, max(sum(seconds for _, seconds in stretches(*row)) for row in rows))
+    # Zero is where the table begins to count: the first report. What came before it is to the left.
+    before = max(_noticing(*row) for row in rows)
+    scale = _Scale(-before, max(recovery.seconds for _, recovery in rows), zero=0.0)
     y = top + 26.0
     for outcomes, recovery in rows:
         yield _text(0, y + 12, _label(outcomes, recovery), font_size="11")
-        moment = 0.0
+        moment = -_noticing(outcomes, recovery)
         for name, seconds in stretches(outcomes, recovery):
             yield _bar(scale(moment), y, max(0.5, scale.width(seconds)), name, f"{name}: {seconds:.3f} s")
             moment += seconds
-        yield _text(scale(moment) + 5, y + 12, f"{moment:.2f} s", fill="#555", font_size="10")
+        yield _text(scale(moment) + 5, y + 12, f"{recovery.seconds:.2f} s", fill="#555", font_size="10")
         y += _ROW
-    yield from _time_axis(scale, y)
+    yield from _time_axis(scale, y, "since the first report")
 
 
 def _label(outcomes: Sequence[Outcome], recovery: Recovery) -> str:

@@ -11,8 +11,9 @@ from rich.text import Text
 
 from mindio_tft_patch.launch.drill.findings import GOOD, Outcome, Recovery, Report, Verdict
 
-COLUMNS = ("", "rank", "step", "moment", "kind", "at", "the job", "seconds", "recomputed", "attempts", "replicas")
-_NUMBERS = frozenset({"", "rank", "step", "at", "seconds", "recomputed", "attempts"})
+# Times as in the picture: "at" counts from the start of the job, "seconds" from the first report of the fault.
+COLUMNS = ("", "rank", "step", "moment", "kind", "at (s)", "the job", "seconds", "recomputed", "attempts", "replicas")
+_NUMBERS = frozenset({"", "rank", "step", "at (s)", "seconds", "recomputed", "attempts"})
 _REPLICAS = {True: "equal", False: "DIFFERENT", None: "not checked"}
 
 
@@ -32,7 +33,7 @@ def when(report: Report, outcome: Outcome) -> str:
     """When a fault happened: seconds since the start of the job."""
     if outcome.fired is None or not report.runs:
         return "never"
-    return f"{outcome.fired - report.runs[0].began:.1f} s"
+    return f"{outcome.fired - report.runs[0].began:.1f}"
 
 
 def style(verdict: Verdict) -> str:
@@ -93,11 +94,14 @@ def as_data(report: Report) -> dict[str, Any]:
     return {
         "command": report.command,
         "schedule": report.schedule,
+        "again": list(report.again),
         "ok": not report.problems(),
         "problems": report.problems(),
         "summary": report.summary(),
         "lost_steps": report.lost_steps,
-        "runs": [{"began": run.began, "ended": run.ended, "code": run.code} for run in report.runs],
+        "runs": [
+            {"began": run.began, "ended": run.ended, "code": run.code, "signal": run.asked} for run in report.runs
+        ],
         "faults": [
             {
                 "fault": outcome.fault.words(),

@@ -3,7 +3,9 @@
 #
 #   sh launch/examples/gpt_tiny_cpu.sh [FOLDER]
 #
-# Kill one of the ranks while it trains and read FOLDER/ckpt and the log. Needs `pip install mindio-tft-patch[megatron]`.
+# Kill one of the ranks (kill -9) while it trains: it is started anew, and every iteration appears once. SIGTERM to ttprun
+# writes a checkpoint into FOLDER/ckpt, from which the same command goes on. Needs `pip install '.[megatron]'` in a checkout.
+# Will it hold? `mindio-tft doctor --script -- sh launch/examples/gpt_tiny_cpu.sh [FOLDER]` makes the data and starts no rank.
 set -eu
 
 folder=${1:-tiny_gpt}
@@ -15,7 +17,7 @@ launch=$(python -c 'import importlib.util; print(importlib.util.find_spec("mindi
 export OMP_NUM_THREADS=1
 
 exec ttprun --nproc-per-node 4 "$launch/pretrain_gpt.py" \
-    --enable-high-availability \
+    --enable-high-availability --enable-hbmfault-repair --enable-worker-reboot \
     --distributed-backend gloo --transformer-impl local \
     --num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 \
     --micro-batch-size 2 --global-batch-size 16 --train-iters 200 --bf16 --use-distributed-optimizer \

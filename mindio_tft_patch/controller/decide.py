@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +13,9 @@ from mindio_tft_patch.controller.targets import IN_PLACE
 from mindio_tft_patch.controller.watch import SECONDARY
 from mindio_tft_patch.protocol.messages import Failed, Plan
 from mindio_tft_patch.protocol.phases import LADDER, FaultKind, Strategy
+
+# The other end of a connection, as gloo names it: [10.0.0.7]:34567.
+_ADDRESS = re.compile(r"\[([0-9a-fA-F.:]+)\]:\d+")
 
 # Kinds that would happen again, that ask the job to end, or of which nobody knows who is right: only saving helps.
 _FINAL = frozenset({FaultKind.TERMINATED, FaultKind.EXCEPTION, FaultKind.CORRUPTION})
@@ -24,6 +29,7 @@ class Situation:
 
     excluded: strategies that failed in this recovery or are used up, with the reason.
     managed: a cluster manager starts processes anew, where no agent does.
+    may_save: a dump may be chosen, too.
     """
 
     roster: Roster
@@ -31,6 +37,7 @@ class Situation:
     now: float
     excluded: Mapping[Strategy, str]
     managed: bool = False
+    may_save: bool = True
 
     @property
     def final(self) -> str:
@@ -95,7 +102,43 @@ def _misfit_respawn(situation: Situation) -> str:
 def _misfit_reload(situation: Situation) -> str:
     if situation.final:
         return f"{situation.final} is not cured by loading a checkpoint"
-    return _misfit_in_place(situation) or _misfit_restart(situation, Strategy.RELOAD)
+    return (
+        _misfit_in_place(situation)
+        or _no_checkpoint(situation)
+        or _restarts_nothing(situation)
+        or _misfit_restart(situation, Strategy.RELOAD)
+        or _dump_costs_less(situation)
+    )
+
+
+def _no_checkpoint(situation: Situation) -> str:
+    """Whoever leads the saves knows whether there is anything to load; what it said counts also when it is lost."""
+    words = [state.last_word for state in situation.roster.ranks.values()]
+    return next((word.no_checkpoint for word in words if word is not None and word.no_checkpoint), "")
+
+
+def _dump_costs_less(situation: Situation) -> str:
+    """As long as every shard has a copy that can be saved, no completed step is given up to keep the job running."""
+    saves = (
+        situation.may_save
+        and Strategy.DUMP not in situation.excluded
+        and offered(situation.roster, Strategy.DUMP)
+        and not _misfit_dump(situation)
+        and targets.saves_everything(situation.roster)
+    )
+    return "copies of all shards are left, and a checkpoint of the last step costs none" if saves else ""
+
+
+def _restarts_nothing(situation: Situation) -> str:
+    """A job may allow reloads and no new processes: it loads only while every process is there."""
+    roster = situation.roster
+    words = [state.last_word for state in roster.ranks.values()]
+    if roster.options.restarts and all(word is None or word.restarts for word in words):
+        return ""
+    lost = [state.rank for state in situation.to_restart(Strategy.RELOAD)]
+    # The cluster manager has one word for everything that it starts new processes for.
+    concerned = lost or ([state.rank for state in roster.ranks.values()] if situation.managed else [])
+    return f"{named(concerned)} would need a new process, and this job starts none" if concerned else ""
 
 
 def _misfit_in_place(situation: Situation) -> str:
@@ -159,7 +202,7 @@ def choose_strategy(
         A plan without target and sources (those need the answers to STOP), and the reason, which names the faults and
         why the rungs above do not fit.
     """
-    situation = Situation(roster, faults, now, excluded, managed)
+    situation = Situation(roster, faults, now, excluded, managed, may_save=Strategy.DUMP in among)
     passed_over: list[str] = []
     for strategy in LADDER:
         if strategy is not Strategy.EXIT and strategy not in among:
@@ -227,16 +270,34 @@ def root_causes(faults: Sequence[Fault]) -> list[Fault]:
 
 
 def summary(faults: Sequence[Fault]) -> str:
-    """The faults in words, those that many ranks share told once."""
+    """The faults in words, those that many ranks share told once.
+
+    Who only suffers is not named as if it was to blame: it has seen that a connection broke, not at which end.
+    """
+    broken = [fault for fault in faults if fault.kind is FaultKind.COLLATERAL and fault.rank is not None]
     ranks: dict[tuple[FaultKind, str], list[int]] = {}
     for fault in faults:
+        if fault in broken:
+            continue
         members = ranks.setdefault((fault.kind, fault.detail), [])
         if fault.rank is not None and fault.rank not in members:
             members.append(fault.rank)
-    return "; ".join(
+    told = [
         f"{named(sorted(who)) if who else 'the job'}: {kind.value}" + (f" ({detail})" if detail else "")
         for (kind, detail), who in ranks.items()
-    )
+    ]
+    return "; ".join([*told, *([_broken_connections(broken)] if broken else [])])
+
+
+def _broken_connections(seen: Sequence[Fault]) -> str:
+    """What the ranks that suffer have seen; the host that most of them name, where that says anything."""
+    ranks = {fault.rank for fault in seen if fault.rank is not None}
+    hosts = Counter(host for fault in seen for host in set(_ADDRESS.findall(fault.detail)))
+    host, times = hosts.most_common(1)[0] if hosts else ("", 0)
+    blames = len(hosts) > 1 and 2 * times > len(seen)
+    at = f", most of which name the host {host}" if blames else ""
+    detail = f": {seen[0].detail}" if seen[0].detail else ""
+    return f"connections between ranks broke, which rank is to blame is not known (seen by {named(ranks)}{at}{detail})"
 
 
 def by_cause(faults: Sequence[Fault]) -> list[Fault]:
@@ -248,12 +309,12 @@ def offered(roster: Roster, strategy: Strategy) -> bool:
     """Does every rank that would have a part in the strategy offer it?"""
     if strategy is Strategy.EXIT:
         return True
-    if strategy in (Strategy.RESPAWN, Strategy.RELOAD) and not roster.options.restarts:
+    if strategy is Strategy.RESPAWN and not roster.options.restarts:
         return False
     states = [state for state in roster.ranks.values() if (state.back if strategy in IN_PLACE else state.healthy)]
     if not states and strategy in IN_PLACE:
         # All are lost: what they had offered counts, since whoever comes back runs the same command.
-        words = [state.ready or state.former for state in roster.ranks.values()]
+        words = [state.last_word for state in roster.ranks.values()]
         return all(word is not None and strategy in word.strategies for word in words)
     # With nobody left the rules say why; before set-up nobody has offered anything.
     if not states:

@@ -132,8 +132,8 @@ class Machine:
         self._walker.out.append(Send(peer, welcome))
         if first:
             what = "has come back" if welcome.returning else "has registered"
-            who = f"{peer.role.value} {peer.index}"
-            self._walker.log("info", f"{who} {what}: process {register.pid} on {register.host}")
+            who = "rank" if peer.role is Role.PROCESSOR else "the launcher of node"
+            self._walker.log("info", f"{who} {peer.index} {what}: process {register.pid} on {register.host}")
         if peer.role is Role.PROCESSOR:
             self._walker.missed_command(register.rank)
             if self._orders.pause is not None:
@@ -211,9 +211,11 @@ class Machine:
         self._walker.reachable(state.rank, now)
 
     def _ready(self, state: RankState, ready: Ready, now: float) -> None:
-        # Sent again after a reconnection.
-        if state.ready != ready:
+        if state.ready is None:
             self._walker.log("info", f"rank {state.rank} is ready at step {ready.start_step}")
+        elif state.ready != ready:  # else sent again after a reconnection
+            offered = ", ".join(strategy.value for strategy in ready.strategies) or "nothing"
+            self._walker.log("debug", f"rank {state.rank} offers {offered} from now on")
         state.ready = ready
         self._walker.ready(state, now)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from mindio_tft_patch.controller.deal import Deal
 from mindio_tft_patch.controller.decide import by_cause
@@ -142,3 +144,12 @@ def record_of(recovery: Recovery, roster: Roster, plan: Plan, budget_left: int, 
         "checkpoint": recovery.checkpoint,
         "reason": plan.reason,
     }
+
+
+def words_of(record: Mapping[str, Any]) -> str:
+    """A recovery record for people, in one line: what is told elsewhere in the log (fault, reason) is left out."""
+    phases = ", ".join(f"{name} {seconds:.3f}" for name, seconds in record["seconds"].items())
+    words = f"recovery over: {record['strategy']} in {record['seconds_in_all']:.3f} s ({phases}); "
+    words += f"step {record['step']} kept" if record["step"] else "no step kept"
+    words += f", {record['recomputed_steps']} completed step(s) to be computed again"
+    return words + (f"; checkpoint {record['checkpoint']}" if record["checkpoint"] else "")

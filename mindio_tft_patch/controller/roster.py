@@ -126,6 +126,11 @@ class RankState:
         return self.ready is not None or self.former is not None
 
     @property
+    def last_word(self) -> Ready | None:
+        """What this process, or the one before it, has said it offers; None: nothing yet."""
+        return self.ready or self.former
+
+    @property
     def trouble(self) -> str:
         """Why this rank cannot hand over its state, in words; empty when it can."""
         if self.lost is not None:
@@ -271,7 +276,7 @@ class Roster:
     def replica_sets(self) -> list[ReplicaSet]:
         """All replica sets that any rank has named, in a fixed order."""
         # Also those of processes that are gone: a set whose only member comes back without state is not covered.
-        known = [state.ready or state.former for state in self.ranks.values()]
+        known = [state.last_word for state in self.ranks.values()]
         found = {found for ready in known if ready is not None for found in ready.replica_sets}
         return sorted(found, key=lambda replica_set: (replica_set.name, replica_set.ranks))
 

@@ -161,6 +161,21 @@ def coverage(roster: Roster, strategy: Strategy) -> str:
     return "" if sources is not None else trouble
 
 
+def saves_everything(roster: Roster) -> bool:
+    """Would a checkpoint cost no completed step, and hold copies only that nobody doubts?
+
+    Not in a job without second copies: its user has chosen to go back to a checkpoint instead.
+    """
+    copied = all(len(replica_set.ranks) > 1 for replica_set in roster.replica_sets())
+    if not copied or coverage(roster, Strategy.RESPAWN):
+        return False
+    healthy = roster.healthy()
+    if all(state.commit is not None for state in healthy):
+        return not out_of_reach(roster, Strategy.DUMP)
+    # Before STOP. A last step that nobody has spoken of yet is known after it, and then the question is asked again.
+    return not nothing_to_save(roster, roster.completed())
+
+
 def nothing_to_save(roster: Roster, target: int) -> str:
     """Why a checkpoint of the target would hold nothing new; empty when it would."""
     start = max((state.ready.start_step for state in roster.healthy() if state.ready), default=0)

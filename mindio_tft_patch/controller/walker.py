@@ -25,7 +25,7 @@ from mindio_tft_patch.controller.farewell import Farewell
 from mindio_tft_patch.controller.judge import judge, why
 from mindio_tft_patch.controller.negotiator import Negotiator
 from mindio_tft_patch.controller.options import Options
-from mindio_tft_patch.controller.recovery import Recovery, Walk, record_of
+from mindio_tft_patch.controller.recovery import Recovery, Walk, record_of, words_of
 from mindio_tft_patch.controller.roster import LOSING, Fault, RankState, Roster, named
 from mindio_tft_patch.controller.targets import IN_PLACE
 from mindio_tft_patch.protocol.messages import Do, Done, Failed, Plan
@@ -387,7 +387,7 @@ class Walker:
         self.out += self._farewell.repeat(state, now)
 
     def _write_record(self, record: dict[str, object]) -> None:
-        self.out.append(Log("info", msgspec.json.encode(record).decode(), record))
+        self.out.append(Log("info", words_of(record), record))
 
     def log(self, level: str, text: str, **fields: object) -> None:
         """Add a line to the log."""

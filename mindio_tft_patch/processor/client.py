@@ -74,6 +74,7 @@ class Client(Link):
         self.pause = PausePoint()
         self._ready: Ready | None = None
         self._finished = False
+        self._unanswered: FaultReport | None = None
         self._commands: queue.SimpleQueue[Do] = queue.SimpleQueue()
         self._last: tuple[int, Phase] | None = None
 
@@ -92,7 +93,8 @@ class Client(Link):
             step: see FaultReport; default the last completed one.
         """
         step = self._board.commit.step if step is None else step
-        self._post(FaultReport(rank=self._rank, kind=kind, detail=detail, step=step))
+        self._unanswered = FaultReport(rank=self._rank, kind=kind, detail=detail, step=step)
+        self._post(self._unanswered)
 
     def next_command(self, timeout_seconds: float) -> Do | None:
         """The next command for the main thread, or None when none comes in time. Stale commands are left out."""
@@ -139,7 +141,14 @@ class Client(Link):
         messages: list[UpMessage] = [] if self._ready is None else [self._ready]
         return [*messages, Finished(rank=self._rank)] if self._finished else messages
 
+    def _back(self) -> None:
+        # A controller that was started again has dropped it, because this rank had not registered with it yet.
+        if self._unanswered is not None and not self._finished:
+            self._post(self._unanswered)
+
     def _obey(self, do: Do) -> None:
+        if do.phase in (Phase.STOP, Phase.EXIT):
+            self._unanswered = None
         # The controller sends a command again when this rank has reconnected meanwhile.
         if self._last == (do.attempt, do.phase):
             return

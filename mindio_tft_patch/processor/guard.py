@@ -72,6 +72,9 @@ class Guard:
             as if there was no plugin. Once it has given a command, it may be silent for as long as it can be reached.
         on_exit: called with the reason and the checkpoint path before the process ends.
         note: what else an exception says, for the detail of its report; empty: nothing.
+
+    Attributes:
+        entered: `run` was called: the set-up is over.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class Guard:
         self._on_exit = on_exit
         self._note = note
         self._clock = clock
+        self.entered = False
 
     def run(self, body: Callable[[], T], *, returning: bool = False) -> T:
         """Call `body` until it returns; after each fault do what the controller says.
@@ -106,6 +110,7 @@ class Guard:
             ControlError: a returning process has lost the controller.
             BaseException: body's own, when the controller cannot be reached.
         """
+        self.entered = True
         if returning:
             self._recover(None)
         while True:
@@ -151,7 +156,8 @@ class Guard:
 
         Raises:
             SystemExit: when the controller ends the job.
-            BaseException: `error`, when the controller has training go on, which this rank cannot.
+            BaseException: `error`, when it is a mistake of the set-up, which starting again does not cure, or when the
+                controller has training go on, which this rank cannot.
         """
         self._recover(error)
         raise error
@@ -161,8 +167,8 @@ class Guard:
         before = self._board.broken_in()
         self._board.enter(Activity.RECOVERY)
         if error is not None and not isinstance(error, Interrupted):
-            log.error("training raised %s", "".join(traceback.format_exception(error)).rstrip())
             kind = self.detector.classify(error)
+            self._tell(error, kind)
             more = self._note(error) if self._note is not None else ""
             detail = f"{self.detector.describe(error)} (while in {before.value})"
             self._channel.report(kind, f"{detail}; {more}" if more else detail)
@@ -187,6 +193,12 @@ class Guard:
             if self._obey(do) and do.phase is Phase.RESUME:
                 self._board.enter(Activity.BETWEEN)
                 return
+
+    def _tell(self, error: BaseException, kind: FaultKind) -> None:
+        """A cause is an error; what this rank has only seen of another one's fault stands in the log."""
+        caused = kind is not FaultKind.COLLATERAL
+        words = "training raised %s" if caused else "training was left, since a connection to another rank broke: %s"
+        log.log(logging.ERROR if caused else logging.INFO, words, self.detector.describe(error), exc_info=error)
 
     def _give_up(self, error: BaseException | None) -> NoReturn:
         log.error("no command from the controller for %g s; going on without it", self._patience_seconds)
@@ -213,8 +225,9 @@ class Guard:
             return False
         except BaseException as error:
             # Not only Exception: torch's checkpoint errors do not derive from it.
-            log.error("phase %s failed: %s", do.phase.value, "".join(traceback.format_exception(error)).rstrip())
             collateral = isinstance(error, RecoveryError) and error.collateral
+            level = logging.INFO if collateral else logging.ERROR
+            log.log(level, "phase %s failed: %s", do.phase.value, self.detector.describe(error), exc_info=error)
             self._channel.failed(do, self.detector.describe(error), collateral=collateral)
             forget_frames(error)
             return False
@@ -224,11 +237,19 @@ class Guard:
         return True
 
     def _leave(self, do: Do, error: BaseException | None) -> NoReturn:
-        log.error("the job ends: %s%s", do.plan.reason, f"; checkpoint {do.plan.detail}" if do.plan.detail else "")
+        # The controller says it to people, once for the whole job.
+        log.info("the job ends: %s%s", do.plan.reason, f"; checkpoint {do.plan.detail}" if do.plan.detail else "")
         self._channel.done(do, self._handlers.commit_state(), Outcome(), 0.0)
+        if error is not None and self._was_set_up_wrongly(do, error):
+            raise error
         if self._on_exit is not None:
             self._on_exit(do.plan.reason, do.plan.detail)
         raise SystemExit(EXIT_CODE) from error
+
+    def _was_set_up_wrongly(self, do: Do, error: BaseException) -> bool:
+        """An exception of this rank's own before training, with nothing to go on from: another try would fail too."""
+        own = self.detector.classify(error) is FaultKind.EXCEPTION
+        return own and not do.plan.detail and not self.entered
 
 
 def forget_frames(error: BaseException | None) -> None:

@@ -165,6 +165,9 @@ class Link:
         """What the controller must be told again after a reconnection, beside Register."""
         return []
 
+    def _back(self) -> None:
+        """The controller answers again, perhaps another one than before; runs on the thread."""
+
     def _obey(self, do: Do) -> None:
         """A command has arrived; runs on the thread and must return at once."""
         raise NotImplementedError
@@ -236,6 +239,7 @@ class Link:
         elif self._warned and message.accepted:
             self._warned = False
             logger.info("The controller is back.")
+            self._back()
         elif not message.accepted:
             logger.error("The controller refuses this peer: %s", message.reason)
 

@@ -111,12 +111,19 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """Model, optimizer and groups exist; from here on the rank can be recovered."""
+    """Model, optimizer and groups exist; from here on the rank can be recovered.
+
+    strategies: what this rank can do beyond exit.
+    restarts: lost processes may be started anew; False: a reload fits only as long as none is lost.
+    no_checkpoint: why there is none that all could load now; empty: as far as this rank knows there is.
+    """
 
     rank: int
     start_step: int
     replica_sets: tuple[ReplicaSet, ...]
-    strategies: tuple[Strategy, ...]  # what this rank can do beyond exit
+    strategies: tuple[Strategy, ...]
+    restarts: bool = True
+    no_checkpoint: str = ""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):

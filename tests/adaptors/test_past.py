@@ -105,6 +105,16 @@ def test_the_process_that_takes_the_place_of_rank_0_knows_it_too(tmp_path: Path)
         nobody.newest(args)
 
 
+def test_whether_there_is_anything_to_load_is_known_before_it_is_needed(tmp_path: Path) -> None:
+    args = arguments(tmp_path, None, 0)
+    past = started(args)
+    assert past.nothing_to_load(args).startswith("there is no checkpoint to which all could go back: the job has saved")
+    past.begin_save(3, tmp_path)
+    assert past.nothing_to_load(args)
+    checkpoint(tmp_path, 3)
+    assert past.nothing_to_load(args) == ""
+
+
 def test_the_other_ranks_follow_rank_0_whatever_they_know(tmp_path: Path) -> None:
     checkpoint(tmp_path, 5)
     args, store = arguments(tmp_path, tmp_path, 5), dist.HashStore()

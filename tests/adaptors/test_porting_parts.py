@@ -230,6 +230,12 @@ def protection(tmp_path: Path, alone: None) -> Protection:
     return made
 
 
+def test_a_process_that_took_the_place_of_another_one_stays_that_after_it_has_resumed(protection: Protection) -> None:
+    protection._returning = protection._replaces = True
+    protection._resumed()
+    assert not protection.returning and protection.replaces
+
+
 DUMP = plan_for_tests(target_step=7)
 
 

@@ -86,6 +86,8 @@ def test_the_old_names_come_and_go_with_the_package(environment: Environment, so
     assert installed.returncode == 0, installed.stderr
     (record,) = environment.packages.glob("mindio_tft_patch-*.dist-info/RECORD")
     assert PTH in record.read_text()
+    if how == "wheel":
+        assert (environment.packages / "mindio_tft_patch/launch/examples/gpt_tiny_cpu.sh").is_file()
     asked = environment.asks(ASK, ["--enable-high-availability"])
     assert asked.stdout == "found\n", asked.stderr
     real = environment.asks("import mindio_ttp", TFT_MINDIO_TTP="real")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -78,9 +79,11 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Examined]:
         taken.listen()
         port = str(taken.getsockname()[1])
         arguments = tiny_gpt_args(data_prefix="no/such/data", tp=4, save="save", extra=["--save-intervall", "5"])
+        faults = "rank=1,step=5,moment=forward,kind=sigkil"
         command = ["torchrun", "--nproc-per-node", "4", "--nnodes", "1:2", "train.py", *arguments, FLAG]
         assignments = ["TTP_OT=0", "TTP_PROT=9000"]
-        yield examined(mindio_tft("doctor", "--json", "--", *assignments, *command, folder=folder, TTP_PORT=port))
+        variables = {"TTP_PORT": port, "TFT_INJECT": faults}
+        yield examined(mindio_tft("doctor", "--json", "--", *assignments, *command, folder=folder, **variables))
 
 
 @pytest.mark.parametrize(
@@ -93,6 +96,7 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Examined]:
         ("save", "warning", ["--load is not given", "Add --load save"]),
         ("data", "error", ["no/such/data.bin", "--data-path"]),
         ("variables", "warning", ["TTP_OT='0'", "Change or unset TTP_OT"]),
+        ("variables", "error", ["TFT_INJECT", "unknown moment or kind", "unset TFT_INJECT"]),
         ("variables", "warning", ["TTP_PROT", "Did you mean TTP_PORT?"]),
         ("command", "warning", ["controller lives in rank 0", "ttprun"]),
         ("command", "warning", ["1 to 2 nodes", "--nnodes"]),
@@ -106,7 +110,7 @@ def test_what_is_wrong_is_named_with_what_to_change(bad: Examined, area: str, le
 
 
 def test_a_command_that_cannot_start_foresees_no_recovery(bad: Examined) -> None:
-    assert [fault["saved"] for fault in bad.report["faults"]] == [False]
+    assert bad.report["faults"] == []
 
 
 def test_flags_that_the_import_would_refuse_are_reported_not_raised(tmp_path: Path) -> None:
@@ -118,13 +122,46 @@ def test_flags_that_the_import_would_refuse_are_reported_not_raised(tmp_path: Pa
     assert "nproc" in done.stdout
 
 
+def test_one_mistyped_option_is_one_error(tmp_path: Path) -> None:
+    arguments = tiny_gpt_args(data_prefix="no/such/data", tp=2, save="save")
+    command = ["ttprun", "--nproc_per_noed", "4", SCRIPT, *arguments, FLAG, "--enable-worker-reboot"]
+    found = examined(mindio_tft("doctor", "--json", "--", *command, folder=tmp_path))
+    (wrong,) = [finding for finding in found.report["findings"] if finding["level"] == "error"]
+    assert "--nproc_per_noed; did you mean --nproc-per-node?" in wrong["message"]
+    (open_,) = [finding for finding in found.report["findings"] if finding["level"] == "warning"]
+    assert open_["message"].startswith("Not examined") and found.report["faults"] == []
+
+
+def test_errors_outside_of_the_arguments_leave_the_table_under_a_condition(tmp_path: Path) -> None:
+    arguments = tiny_gpt_args(data_prefix="no/such/data", tp=2, save="save", load="save")
+    flags = [FLAG, "--enable-worker-reboot", "--dataloader-type", "external"]
+    command = ["ttprun", "--standalone", "--nproc-per-node", "4", SCRIPT, *arguments, *flags]
+    done = mindio_tft("doctor", "--", *command, folder=tmp_path)
+    assert done.returncode == 1 and "no/such/data.bin is not there" in done.stdout
+    assert "What a fault will lead to, once the errors are corrected" in done.stdout
+    table = done.stdout.partition("What a fault will lead to")[2]
+    assert "with --dataloader-type external no process is started anew" in table
+    assert "--enable-worker-reboot" not in table and "started anew, the others wait" not in table
+
+
+def test_the_command_in_a_shell_script_is_examined_where_the_script_calls_it(tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    arguments = shlex.join([*tiny_gpt_args(data_prefix=None, tp=2, save="save", load="save"), FLAG])
+    call = f"ttprun --standalone --nproc-per-node 4 {SCRIPT} {arguments}"
+    (tmp_path / "train.sh").write_text(f"cd job\necho prepared\nexport TTP_OT=0\nexec {call}\n")
+    found = examined(mindio_tft("doctor", "--json", "--script", "--", "sh", "train.sh", folder=tmp_path))
+    assert (found.code, found.report["errors"], found.report["launch"]["world_size"]) == (0, 0, 4)
+    assert any("TTP_OT='0'" in line for line in found.about("variables", "warning"))
+    assert list((tmp_path / "job").iterdir()) == []
+
+
 def test_wrong_use_is_told_from_a_bad_job(tmp_path: Path) -> None:
     done = mindio_tft("doctor", "ttprun", "x.py", folder=tmp_path)
     assert done.returncode == 2
     missing = mindio_tft("doctor", folder=tmp_path)
     assert missing.returncode == 2 and "mindio-tft doctor -- ttprun" in missing.stderr
     script = mindio_tft("doctor", "--", "bash", "train.sh", folder=tmp_path)
-    assert script.returncode == 1 and "Give the command that starts the ranks" in script.stdout
+    assert script.returncode == 1 and "mindio-tft doctor --script -- bash train.sh" in script.stdout
 
 
 def test_every_patch_fits_and_what_a_process_reached_is_shown(tmp_path: Path) -> None:

@@ -60,6 +60,25 @@ def test_a_job_survives_what_its_callbacks_repair_and_saves_what_they_cannot(tmp
 
 
 @pytest.mark.nightly
+def test_without_the_switch_for_new_processes_a_lost_rank_leads_to_the_checkpoint(tmp_path: Path) -> None:
+    switches = [one for one in IN_PLACE if one != "--enable-worker-reboot"]
+    faults = ("--fault", "uce:1:15", "--fault", "kill:1:20")
+    job = start(tmp_path, *switches, "--steps", "100000", *faults)
+    try:
+        code = job.wait(120)
+        said = job.output
+        assert code == 1, said
+        assert said.count("rollback to 14") == 2, said
+        assert f"checkpoint: step 19 in {tmp_path / 'save/step_19'}" in said
+        assert "has come back" not in said
+        state = torch.load(tmp_path / "save/step_19/rank_0.pt")
+        assert torch.equal(state["weights"], sdk_gloo_job.reference(2, 19).weights)
+        assert not job.leftovers()
+    finally:
+        job.kill()
+
+
+@pytest.mark.nightly
 def test_under_torchrun_rank_0_has_the_controller_and_a_lost_rank_leads_to_the_checkpoint(tmp_path: Path) -> None:
     job = start(tmp_path, *IN_PLACE, "--steps", "100000", "--fault", "kill:1:20", launcher="torchrun")
     try:

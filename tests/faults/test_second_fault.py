@@ -96,6 +96,14 @@ def test_a_rank_dies_while_another_one_comes_back(starter: Starter, unbroken: Jo
     assert processes(job) == [1, 2, 2, 1]
 
 
+def test_without_a_folder_of_what_has_happened_a_replacement_is_not_killed_by_the_same_entry(
+    run: Callable[..., Job], unbroken: Job
+) -> None:
+    job = run(dies(1, 4), environ={"TFT_INJECT_STATE": ""})
+    check(job, unbroken, "respawn")
+    assert processes(job) == [1, 2, 1, 1]
+
+
 # ---------------------------------------------------------------------- in the phases of a recovery
 
 
@@ -249,6 +257,16 @@ def test_a_budget_that_is_used_up_ends_in_a_checkpoint(
     assert resumed.code == 0, resumed.story()
     assert differences_of_runs(unbroken, resumed) == []
     assert differences_of_logs(unbroken, job, resumed, 5) == []
+
+
+@pytest.mark.nightly
+def test_a_rank_that_no_restart_helps_costs_no_completed_step(run: Callable[..., Job], starter: Starter) -> None:
+    """There is an older checkpoint, but the copies are worth more."""
+    job = run(dies(1, 7, ",times=5"), **SAVING)
+    records = job.records()
+    assert [record["strategy"] for record in records] == ["respawn", "respawn", "dump"], job.story()
+    assert records[-1]["step"] == tracked(starter.save) == 6 and records[-1]["recomputed_steps"] == 0
+    assert "no reload: copies of all shards are left" in records[-1]["reason"]
 
 
 @pytest.mark.nightly

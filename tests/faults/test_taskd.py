@@ -49,6 +49,11 @@ def steps(cluster: Cluster, rank: int) -> list[int]:
     return [int(line.split()[3]) for line in lines if line.startswith(f"rank {rank} step ")]
 
 
+def trains(cluster: Cluster) -> None:
+    """Wait until the job is in the middle of training, and TaskD takes orders."""
+    cluster.until(lambda: cluster.said("listening") and steps(cluster, 0)[-1:] > [5])
+
+
 def results(cluster: Cluster) -> list[tuple[int, str]]:
     return [(one["code"], one["strategy"]) for one in cluster.said("recover_status")]
 
@@ -119,7 +124,7 @@ def test_taskd_ends_the_job(start: Start) -> None:
 
 def test_taskd_stops_a_job_for_a_fault_that_only_the_cluster_sees(start: Start) -> None:
     cluster = start()
-    cluster.until(lambda: steps(cluster, 0)[-1:] > [5])
+    trains(cluster)
     cluster.fault({1: 1})  # a device is about to fail; the process trains on
     finishes(cluster)
     assert results(cluster) == [(0, "recover")]
@@ -128,7 +133,7 @@ def test_taskd_stops_a_job_for_a_fault_that_only_the_cluster_sees(start: Start) 
 
 def test_taskd_saves_and_ends_the_job(start: Start) -> None:
     cluster = start()
-    cluster.until(lambda: steps(cluster, 0)[-1:] > [5])
+    trains(cluster)
     cluster.order("save_and_exit")
     cluster.until(cluster.ended)
     assert cluster.codes() == [75, 75]
@@ -138,20 +143,21 @@ def test_taskd_saves_and_ends_the_job(start: Start) -> None:
 
 @pytest.mark.parametrize("face", ["manager", "recover"])
 def test_taskd_pauses_training_and_lets_it_go_on(start: Start, face: str) -> None:
-    cluster = start(face=face)
-    cluster.until(lambda: steps(cluster, 0)[-1:] > [5])
+    cluster = start(face=face, steps=240)
+    trains(cluster)
     cluster.order("pause_train", timeout=60)
     cluster.until(lambda: cluster.said("stop_complete"))
     held = [steps(cluster, rank)[-1] for rank in (0, 1)]
     assert held[0] == held[1] and cluster.said("stop_complete")[0]["code"] == 0
     cluster.order("change_strategy", strategy="continue")
-    finishes(cluster)
+    finishes(cluster, 240)
     assert results(cluster) == [(0, "continue")]
 
 
 def test_a_controller_that_taskd_starts_again_serves_the_same_job(start: Start) -> None:
     cluster = start("--die", "1:60:memory", steps=160)
-    cluster.until(lambda: steps(cluster, 0)[-1:] > [5])
+    trains(cluster)
+    # Ranks notice after a few seconds; what rank 1 reports before that reaches nobody, and is said again.
     cluster.order("restart_controller")
     finishes(cluster, 160)
     assert results(cluster) == [(0, "retry")]

@@ -53,6 +53,7 @@ class Job:
     """Four ranks, replica sets (0, 2) and (1, 3), one agent; everything at step 5 unless told otherwise.
 
     nodes: agents among which the ranks are shared evenly.
+    copies: False: every rank holds a shard that no other has, as with --distributed-optimizer-no-replica.
     """
 
     def __init__(
@@ -64,8 +65,10 @@ class Job:
         ready: tuple[int, ...] | None = None,
         start_step: int = 0,
         strategies: tuple[Strategy, ...] = DUMP_ONLY,
+        copies: bool = True,
         **options: float,
     ) -> None:
+        self.copies = copies
         self.options = Options(world_size=world_size, **options)  # type: ignore[arg-type]
         self.machine = Machine(self.options)
         self.now = 1000.0
@@ -107,6 +110,8 @@ class Job:
             self.gets_ready(rank)
 
     def set_of(self, rank: int) -> ReplicaSet:
+        if not self.copies:
+            return ReplicaSet("dense", (rank,))
         low = rank % self.half
         return ReplicaSet("dense", (low, low + self.half))
 

@@ -103,10 +103,11 @@ class Trainer:
 
     def start(self) -> None:
         ttp = self.ttp
+        repairs, reboots = self.options.enable_hbmfault_repair, self.options.enable_worker_reboot
         if self.rank == 0:
-            ttp.tft_init_controller(self.rank, self.size, False, True)
+            ttp.tft_init_controller(self.rank, self.size, False, reboots)
             ttp.tft_start_controller("127.0.0.1", 8000, False, "")
-        ttp.tft_init_processor(self.rank, self.size, False, False, "", True, True)
+        ttp.tft_init_processor(self.rank, self.size, False, False, "", repairs, reboots)
         ttp.tft_start_processor("127.0.0.1", 8000)
         self.returned = ttp.tft_is_reboot_node()
         everybody = {"rank_list": list(range(self.size)), "replica_cnt": self.size, "replica_shift": 0}
@@ -216,7 +217,7 @@ def main() -> None:
     parser.add_argument("--save", type=Path, required=True)
     parser.add_argument("--fault", action="append", default=[])
     for flag in ("high-availability", "worker-reboot", "hbmfault-repair"):
-        parser.add_argument(f"--enable-{flag}", action="store_true")  # read by ttprun
+        parser.add_argument(f"--enable-{flag}", action="store_true")  # read by ttprun too
     options = parser.parse_args()
     # Where the project is installed, a line in a .pth file does what this import does for the old names; but an import
     # with these flags would look for a Megatron to patch.

@@ -5,6 +5,7 @@
 
 What TaskD sends to the cluster is written to standard output, one JSON object a line; what the cluster orders is read
 from standard input, likewise: {"actions": ["stop_train"], "fault_ranks": {"1": 1}, "strategy": "", "timeout": 0, ...}.
+{"action": "listening"} says that it takes orders from now on: the older one looks every five seconds for a job.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ def to_cluster(message: dict[str, Any]) -> None:
 
 
 def from_cluster() -> Iterator[dict[str, Any]]:
+    to_cluster({"action": "listening"})
     for line in sys.stdin:
         yield json.loads(line)
 

@@ -51,6 +51,18 @@ def test_a_half_written_folder_of_the_step_is_moved_aside(save: Path) -> None:
     assert (aside / "model.pt").read_bytes() == b"half"
 
 
+@pytest.mark.parametrize(
+    ("tracker", "words"), [(5, "what is left of a save that was not finished"), (7, "an older checkpoint of this step")]
+)
+def test_what_was_in_the_way_is_called_what_it_is(
+    save: Path, tracker: int, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (save / "iter_0000007").mkdir()
+    files.write_tracker(save, tracker)
+    files.publish(written(save, 7), save, 7)
+    assert f"iter_0000007 was there already, {words}; moved to .tft-aside-" in caplog.text
+
+
 def test_a_failed_rename_leaves_everything_as_it_was(save: Path) -> None:
     half = save / "iter_0000007"
     half.mkdir()

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
 from support.control import progress
 
 from mindio_tft_patch.controller import decide, targets, watch
@@ -238,6 +241,74 @@ def test_reload_fits_when_no_healthy_replica_is_left() -> None:
         assert fault.rank is not None
         roster.ranks[fault.rank].lost = fault
     assert decide.choose_strategy(roster, faults, NOW, excluded={})[0].strategy is Strategy.RELOAD
+
+
+def at_the_start(roster: Roster) -> Roster:
+    """No step was completed since the job started: a reload costs nothing."""
+    for state in roster.ranks.values():
+        assert state.ready is not None
+        state.ready = msgspec.structs.replace(state.ready, start_step=5)
+    return roster
+
+
+def offers_reload_without_restarts(*ranks: int) -> Roster:
+    roster = at_the_start(make(strategies=(Strategy.RETRY, Strategy.RELOAD, Strategy.DUMP)))
+    for rank in ranks:
+        ready = roster.ranks[rank].ready
+        assert ready is not None
+        roster.ranks[rank].ready = msgspec.structs.replace(ready, restarts=False)
+    return roster
+
+
+def test_a_job_that_starts_no_process_anew_saves_when_one_is_lost() -> None:
+    fault = Fault(1, FaultKind.PROCESS_DEATH, "killed")
+    for ranks in ((), (0, 1, 2, 3), (3,), (1,)):
+        roster = offers_reload_without_restarts(*ranks)
+        roster.ranks[1].lost = fault
+        plan, reason = decide.choose_strategy(roster, [fault], NOW, excluded={})
+        assert plan.strategy is (Strategy.DUMP if ranks else Strategy.RELOAD)
+        assert ("no reload: rank 1 would need a new process, and this job starts none" in reason) is bool(ranks)
+
+
+def test_a_job_that_starts_no_process_anew_loads_while_all_are_there() -> None:
+    fault = Fault(1, FaultKind.MEMORY, "bits")
+    roster = offers_reload_without_restarts(0, 1, 2, 3)
+    plan, _ = decide.choose_strategy(roster, [fault], NOW, excluded={Strategy.RETRY: "it has failed"})
+    assert (plan.strategy, plan.lost) == (Strategy.RELOAD, ())
+
+
+def test_with_the_switch_of_the_controller_off_only_what_needs_no_new_process_is_chosen() -> None:
+    lost, memory = Fault(1, FaultKind.PROCESS_DEATH, "killed"), Fault(1, FaultKind.MEMORY, "bits")
+    for fault, managed, expected in (
+        (lost, False, Strategy.DUMP),
+        (memory, False, Strategy.RELOAD),
+        (memory, True, Strategy.DUMP),  # a cluster manager understands that it is to start processes
+    ):
+        roster = at_the_start(make(strategies=(Strategy.RESPAWN, Strategy.RELOAD, Strategy.DUMP)))
+        roster.options = replace(roster.options, restarts=False)
+        roster.ranks[1].lost = fault if fault is lost else None
+        plan, _ = decide.choose_strategy(roster, [fault], NOW, excluded={}, managed=managed)
+        assert plan.strategy is expected
+
+
+def saw(rank: int, peer: str) -> Fault:
+    return Fault(rank, FaultKind.COLLATERAL, f"RuntimeError: Read error [{peer}]:1944: Connection reset by peer")
+
+
+def test_ranks_that_saw_a_connection_break_are_not_blamed_for_it() -> None:
+    words = decide.summary([saw(2, "127.0.0.1"), saw(0, "127.0.0.1"), saw(3, "127.0.0.1")])
+    assert words.startswith("connections between ranks broke, which rank is to blame is not known (seen by ranks 0, 2")
+    assert "the host" not in words and "Connection reset by peer" in words
+
+
+def test_the_host_that_most_of_them_name_is_told() -> None:
+    faults = [saw(0, "10.0.0.7"), saw(1, "10.0.0.7"), saw(6, "10.0.0.1"), saw(2, "10.0.0.7")]
+    assert "(seen by ranks 0, 1, 2, 6, most of which name the host 10.0.0.7: " in decide.summary(faults)
+
+
+def test_a_rank_that_reports_its_own_link_is_named() -> None:
+    faults = [Fault(1, FaultKind.NETWORK, "UB LINK ERROR"), saw(2, "10.0.0.7")]
+    assert decide.summary(faults).startswith("rank 1: network (UB LINK ERROR); connections between ranks broke")
 
 
 def test_who_is_blamed_for_a_failed_dump() -> None:

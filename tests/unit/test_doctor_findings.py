@@ -15,6 +15,7 @@ from mindio_tft_patch.adaptors.doctor.network import ELSEWHERE, FREE, TAKEN, Sit
 from mindio_tft_patch.adaptors.doctor.reading import Reading
 from mindio_tft_patch.adaptors.doctor.storage import Plan, SaveFolder
 from mindio_tft_patch.config import Config, read_config
+from mindio_tft_patch.protocol.keys import new_keys, write_keys
 from mindio_tft_patch.variables import known_variables
 
 PROTECTED = Config(high_availability=True)
@@ -199,6 +200,70 @@ def test_a_value_out_of_range_names_its_variable() -> None:
     assert levels(settings.judge(Config(), {"PATH": "/bin", "HOME": "/"})) == {Level.OK}
 
 
+# Taken as they are: any text makes sense, or the network checks look at them.
+_ANY_TEXT = {"MINDX_TASK_ID", "TTP_LOG_PATH", "TFT_INJECT_STATE"}
+_OF_THE_TESTS = {"TFT_MATRIX", "TFT_MATRIX_SEED", "TFT_MATRIX_SIZE", "TFT_IN_PLACE_SIZE", "TFT_BENCH_PEERS"}
+
+
+@pytest.mark.parametrize("name", sorted(known_variables() - _ANY_TEXT - _OF_THE_TESTS))
+def test_every_variable_that_is_malformed_is_found(name: str) -> None:
+    environ = {name: "no / such value"}
+    config = replace(read_config([], environ), high_availability=True)
+    found = [one for one in settings.judge(config, environ) if one.level is not Level.OK]
+    assert found and all(name in f"{one.message} {one.change}" and one.change for one in found), found
+
+
+def test_a_log_folder_that_cannot_be_written_is_found(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for bad in (tmp_path / "file", tmp_path / "file" / "below"):
+        environ = {"TTP_LOG_PATH": str(bad)}
+        config = replace(read_config([], environ), high_availability=True)
+        assert "TTP_LOG_PATH" in only(settings.judge(config, environ), Level.WARNING).change
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+FAULT = "rank=1,step=5,moment=forward,kind=sigkill"
+FOUR_RANKS = Config(high_availability=True, world_size=4)
+
+
+def test_faults_on_purpose_are_warned_of() -> None:
+    found = only(settings.judge(FOUR_RANKS, {"TFT_INJECT": FAULT}), Level.WARNING)
+    assert "1 fault(s) will be injected on purpose" in found.message and "Unset TFT_INJECT" in found.change
+    unread = only(settings.judge(replace(FOUR_RANKS, high_availability=False), {"TFT_INJECT": "x"}), Level.WARNING)
+    assert "--enable-high-availability" in unread.message
+    assert levels(settings.judge(FOUR_RANKS, {"TFT_INJECT": ""})) == {Level.OK}
+
+
+@pytest.mark.parametrize(
+    "text", ["nonsense", "rank=1,step=5,moment=forward,kind=sigkil", "rank=1,step=x,moment=forward,kind=sigkill"]
+)
+def test_a_malformed_schedule_of_faults_is_an_error(text: str) -> None:
+    found = only(settings.judge(FOUR_RANKS, {"TFT_INJECT": text}), Level.ERROR)
+    assert "would refuse to start" in found.message and "Or unset TFT_INJECT" in found.change
+
+
+def test_a_fault_on_a_rank_that_the_job_does_not_have_is_told() -> None:
+    environ = {"TFT_INJECT": FAULT.replace("rank=1", "rank=4")}
+    told = [one.message for one in settings.judge(FOUR_RANKS, environ)]
+    assert any("names rank 4, but the job has 4 rank(s)" in message for message in told)
+    unknown = settings.judge(replace(FOUR_RANKS, world_size=0), environ)
+    assert not any("but the job has" in one.message for one in unknown), "the number of ranks is not known"
+
+
+def test_what_remembers_the_faults_must_be_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    environ = {"TFT_INJECT": FAULT, "TFT_INJECT_STATE": str(tmp_path / "file")}
+    assert "TFT_INJECT_STATE" in only(settings.judge(FOUR_RANKS, environ), Level.ERROR).change
+
+
+def test_a_key_file_is_read_where_the_controller_is_the_cluster_managers(tmp_path: Path) -> None:
+    environ = {"TFT_KEYS": str(tmp_path / "keys"), "MINDX_TASK_ID": "7"}
+    config = read_config(["--enable-high-availability"], environ)
+    assert "cannot be read" in only(settings.judge(config, environ), Level.ERROR).message
+    write_keys(tmp_path / "keys", new_keys())
+    assert levels(settings.judge(config, environ)) == {Level.OK}
+
+
 def test_the_effect_of_high_availability_is_said() -> None:
     environ = {"HIGH_AVAILABILITY": "dump"}
     found = only(settings.judge(read_config([], environ), environ), Level.WARNING)
@@ -215,6 +280,71 @@ def test_a_script_must_exist_and_import_the_plugin(tmp_path: Path) -> None:
     path.write_text("import os\nimport mindio_tft_patch  # first\n")
     assert not list(script.judge_script(launch, protected=True))
     assert only(script.judge_script(Launch(), protected=True), Level.ERROR)
+
+
+MAIN = "def main():\n    pretrain(1)\n\nif __name__ == '__main__':\n    main()\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "level", "words"),
+    [
+        (f"from megatron.training import pretrain\n{MAIN}import mindio_tft_patch\n", Level.ERROR, ["line 7", "line 6"]),
+        (f"{MAIN}    import mindio_tft_patch\n", Level.ERROR, ["line 6", "line 5", "too late"]),
+        ("import t\nt.pretrain()\nfrom mindio_tft_patch import x\n", Level.ERROR, ["line 3", "line 2"]),
+        (
+            f"import torch\nimport megatron.core as core\nimport mindio_tft_patch\n{MAIN}",
+            Level.WARNING,
+            ["megatron on line 2", "line 3", "a partial"],
+        ),
+        (
+            f"try:\n    from mindspeed_llm import megatron_adaptor\nexcept ImportError:\n    pass\n"
+            f"import mindio_tft_patch\n{MAIN}",
+            Level.ERROR,
+            ["mindspeed_llm on line 2", "line 5", "refuses"],
+        ),
+        (
+            f"def start():\n    import mindio_tft_patch\nstart()\n{MAIN}",
+            Level.WARNING,
+            ["inside of a function (line 2)"],
+        ),
+        (f'"""\nimport mindio_tft_patch\n"""\n{MAIN}', Level.WARNING, ["does not import"]),
+        (
+            f"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import mindio_tft_patch\n{MAIN}",
+            Level.WARNING,
+            ["does not import"],
+        ),
+        ("import mindio_tft_patch\ndef (\n", Level.ERROR, ["no Python script", "line 2"]),
+    ],
+)
+def test_an_import_that_comes_too_late_is_told_with_its_line(
+    tmp_path: Path, text: str, level: Level, words: list[str]
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    found = only(script.judge_script(Launch(script=str(path)), protected=True), level)
+    assert all(word in found.message for word in words), found
+    assert "train.py" in found.change or "Correct it" in found.change
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"import os\nimport mindio_tft_patch  # first\nimport megatron\n{MAIN}",
+        f"import importlib\nimportlib.import_module('mindio_tft_patch')\nimport megatron\n{MAIN}",
+        f"if True:\n    import mindio_tft_patch\nimport megatron\n{MAIN}",
+        f"def late():\n    import megatron\n    pretrain()\nimport mindio_tft_patch\n{MAIN}",
+        "if __name__ == '__main__':\n    import mindio_tft_patch\n    import megatron\n    pretrain()\n",
+    ],
+)
+def test_an_import_in_time_is_nothing_to_speak_of(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    assert not list(script.judge_script(Launch(script=str(path)), protected=True))
+
+
+def test_our_own_script_imports_the_plugin_in_time() -> None:
+    own = Path(__file__).parents[2] / "launch" / "pretrain_gpt.py"
+    assert not list(script.judge_script(Launch(script=str(own)), protected=True))
 
 
 def test_an_unknown_argument_gets_a_suggestion() -> None:

@@ -125,7 +125,11 @@ def decided(job: Job, kind: FaultKind, ranks: tuple[int, ...]) -> str:
     roster = Roster(options)
     if job.agent:
         roster.register(Register(Role.AGENT, -1, 4, 9, "a", 0, (0, 1, 2, 3)), now)
-    offered = {Strategy.RETRY: job.repairs, Strategy.RESPAWN: job.reboots, Strategy.RELOAD: job.reboots or job.reloads}
+    offered = {
+        Strategy.RETRY: job.repairs,
+        Strategy.RESPAWN: job.reboots and job.placeable,
+        Strategy.RELOAD: (job.reboots or job.reloads) and job.placeable,
+    }
     strategies = (*(strategy for strategy, on in offered.items() if on), Strategy.DUMP)
     for rank, state in roster.ranks.items():
         roster.register(Register(Role.PROCESSOR, rank, 4, 100 + rank, "a"), now)
@@ -143,9 +147,12 @@ def decided(job: Job, kind: FaultKind, ranks: tuple[int, ...]) -> str:
 
 @pytest.mark.parametrize("copies", [1, 2])
 @pytest.mark.parametrize("launcher", ["ttprun", "torchrun"])
+@pytest.mark.parametrize("placeable", [True, False])
 @pytest.mark.parametrize("flags", [{}, {"repairs": True}, {"reboots": True}, BOTH, {"reloads": True}])
-def test_the_table_says_what_the_controller_will_decide(flags: dict[str, bool], launcher: str, copies: int) -> None:
-    job = Job(layout=layout(4, 4, copies=copies), launcher=launcher, **flags)  # type: ignore[arg-type]
+def test_the_table_says_what_the_controller_will_decide(
+    flags: dict[str, bool], placeable: bool, launcher: str, copies: int
+) -> None:
+    job = Job(layout=layout(4, 4, copies=copies), launcher=launcher, placeable=placeable, **flags)  # type: ignore[arg-type]
     for row in foresee(job):
         for start, (kind, ranks) in FAULTS.items():
             # Under torchrun rank 0 has the controller, which then decides nothing.
@@ -184,6 +191,21 @@ def test_without_a_flag_the_table_names_the_one_that_helps() -> None:
     rows = foresee(Job(layout=layout(4, 4)))
     assert any("with --enable-worker-reboot the job would stay up" in row.why for row in rows)
     assert any("with --enable-hbmfault-repair the job would stay up" in row.why for row in rows)
+
+
+@pytest.mark.parametrize("flags", [{}, {"repairs": True}, {"reboots": True}, BOTH, {"reloads": True}])
+@pytest.mark.parametrize("launcher", ["ttprun", "torchrun"])
+def test_with_an_external_loader_neither_respawn_nor_reload_is_hinted_at(flags: dict[str, bool], launcher: str) -> None:
+    rows = foresee(Job(layout=layout(8, 4), placeable=False, launcher=launcher, **flags))  # type: ignore[arg-type]
+    assert not {ANEW, RELOADED} & {row.outcome for row in rows}
+    said = " ".join(row.why for row in rows)
+    assert "--enable-worker-reboot" not in said and "with --dataloader-type external no process is started anew" in said
+    assert any(row.fault.startswith("recovery number") for row in rows) is bool(flags.get("repairs"))
+
+
+def test_a_flag_that_is_on_is_not_recommended() -> None:
+    rows = foresee(Job(layout=layout(4, 4, copies=1), repairs=True, periodic=False))
+    assert not any("with --enable-hbmfault-repair the job would stay up" in row.why for row in rows)
 
 
 def test_without_periodic_checkpoints_there_is_nothing_older() -> None:

@@ -86,6 +86,41 @@ def test_a_fault_that_has_not_happened_is_told_with_the_likely_cause() -> None:
     assert "never came to that moment" in problem
 
 
+def test_a_dump_of_an_older_step_is_not_called_one_of_the_last() -> None:
+    flip = "rank=1,step=14,moment=after_update,kind=bit_flip"
+    corrupt = [{"rank": rank, "kind": "corruption", "detail": ""} for rank in (0, 1)]
+    made = report(flip, [fired(0, 999.0)], run(dump(fault=corrupt, step=12, recomputed_steps=6), code=1))
+    assert verdicts(made) == [Verdict.SAVED] and made.problems() == []
+    said = " ".join(made.summary())
+    assert "saving the last completed step" not in said
+    assert "saving the last step that could be trusted" in said and "6 completed steps" in said
+    two = report(f"{FAULT};{flip}", [fired(0, 950.0), fired(1, 999.0)], run(dump(time=951.0), dump(), code=1))
+    assert "2 were answered by saving the last completed step" in " ".join(two.summary())
+
+
+REQUEST = [{"rank": None, "kind": "terminated", "detail": "the launcher of node 0 received SIGTERM"}]
+
+
+def test_a_job_that_somebody_has_ended_was_not_ended_by_a_fault() -> None:
+    slow = "rank=1,step=2,moment=forward,kind=slow"
+    made = report(slow, [fired(0, 990.0, 1)], run(dump(fault=REQUEST, reason="dump after the job"), code=1))
+    assert verdicts(made) == [Verdict.UNHARMED]
+    assert made.problems() == [
+        "the job ended with exit code 1, for which no fault of the schedule accounts: dump after the job"
+    ]
+
+
+def test_every_run_must_have_ended_by_a_fault_or_well() -> None:
+    first, second = Run(900.0, 1000.0, 1, (), (dump(time=950.0),)), Run(1001.0, 1100.0, 1, (), ())
+    assert report(FAULT, [fired(0, 949.0)], first, second).problems() == [
+        "run 2 ended with exit code 1, for which no fault of the schedule accounts"
+    ]
+    before = Run(800.0, 899.0, 1, (), ())
+    assert report(FAULT, [fired(0, 949.0)], before, first).problems() == [
+        "run 1 ended with exit code 1, for which no fault of the schedule accounts"
+    ]
+
+
 def test_a_slow_rank_that_nobody_minded_is_no_part_of_a_later_recovery() -> None:
     two = f"rank=1,step=2,moment=forward,kind=slow;{FAULT}"
     made = report(two, [fired(0, 990.0, 1), fired(1, 999.3)], run(record(), seen=lines(1, 2, 3, 4, 5, 6)))

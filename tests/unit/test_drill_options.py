@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mindio_tft_patch.errors import ConfigError
+from mindio_tft_patch.launch import demo_job
 from mindio_tft_patch.launch.drill.job import environment
-from mindio_tft_patch.launch.drill.options import Drill, add_arguments, elsewhere, prepare
+from mindio_tft_patch.launch.drill.options import Drill, add_arguments, again, elsewhere, prepare
 
 _JOB = "ttprun --nproc-per-node 4 pretrain_gpt.py --enable-high-availability --train-iters 20 --save ckpt"
 JOB = _JOB.split()
 FAULT = "rank=1,step=5,moment=forward,kind=sigkill"
 
 
-def plan(tmp_path: Path, *own: str, job: list[str] | None = None, environ: dict[str, str] | None = None) -> Drill:
+def parsed(*own: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    options = parser.parse_args([*own, "--out", str(tmp_path / "out")])
+    return parser.parse_args(own)
+
+
+def plan(tmp_path: Path, *own: str, job: list[str] | None = None, environ: dict[str, str] | None = None) -> Drill:
+    options = parsed(*own, "--out", str(tmp_path / "out"))
     return prepare(options, JOB if job is None else job, environ or {})
 
 
@@ -66,6 +73,28 @@ def test_a_script_that_nobody_knows_may_add_the_flag_itself(tmp_path: Path) -> N
 def test_nonsense_is_refused(tmp_path: Path, own: list[str], job: list[str] | None, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         plan(tmp_path, *own, job=job)
+
+
+def test_what_is_to_be_typed_again_gives_the_same_drill(tmp_path: Path) -> None:
+    job = ["env", "A=b c", *JOB]
+    options = parsed("--faults", f"{FAULT}; {FAULT}", "--compare", "--resume", "--limit", "90")
+    first = prepare(options, job, {})
+    _, line = again(first, options, tmp_path, {"TFT_SCRUB_INTERVAL": "4", "TFT_INJECT": "old", "HOME": "/x"})
+    words = shlex.split(line)
+    assert words[:2] == ["mindio-tft", "drill"]
+    own, command = words[2 : words.index("--")], words[words.index("--") + 1 :]
+    second = prepare(parsed(*own), command, {})
+    assert second.variables == {"A": "b c", "TFT_SCRUB_INTERVAL": "4"}
+    assert replace(second, variables=first.variables, folder=first.folder) == first
+
+
+def test_the_demonstration_can_be_repeated_as_a_drill(tmp_path: Path) -> None:
+    line = demo_job.again(FAULT, tmp_path / "again/checkpoints", tmp_path / "data/text", 40)
+    words = shlex.split(line)
+    own, command = words[words.index("drill") + 1 : words.index("--")], words[words.index("--") + 1 :]
+    made = prepare(parsed(*own), command, {})
+    assert (made.schedule, made.ranks, made.compare) == (FAULT, demo_job.RANKS, True)
+    assert made.variables["TFT_DEVICE"] == "cpu" and Path(made.words[made.words.index("--data-path") + 1]).is_absolute()
 
 
 def test_a_folder_with_something_in_it_is_not_written_to(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def process(
     """One process of rank 0."""
     done: list[PlannedFault] = []
     return FaultInjector(
-        read_schedule(text), 0, {"sigkill": done.append}, returning=lambda: returning, fired=fired
+        read_schedule(text), 0, {"sigkill": done.append}, replaces=lambda: returning, fired=fired
     ), done
 
 

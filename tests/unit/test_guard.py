@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mindio_tft_patch import logs
+from mindio_tft_patch.config import Config
 from mindio_tft_patch.errors import ControlError, DumpError, Interrupted
 from mindio_tft_patch.processor.guard import EXIT_CODE, Guard
 from mindio_tft_patch.processor.handlers import Outcome
@@ -159,6 +163,52 @@ def test_last_resort_never_returns_even_when_the_others_go_on() -> None:
         guard(channel, Recorder()).last_resort(ValueError("evaluation"))
 
 
+NOTHING = Plan(strategy=Strategy.EXIT, reason="rank 0: exception")
+
+
+def leaves(error: BaseException, plan: Plan, *, trained: bool) -> None:
+    channel = ScriptedChannel(Phase.STOP, Phase.EXIT)
+    channel.commands = [Do(attempt=1, phase=phase, plan=plan) for phase in (Phase.STOP, Phase.EXIT)]
+    one = guard(channel, Recorder())
+    if trained:
+        one.run(lambda: None)
+    one.last_resort(error)
+
+
+def test_a_mistake_of_the_set_up_ends_the_process_as_if_there_was_no_plugin() -> None:
+    with pytest.raises(ValueError, match="MASTER_ADDR expected"):
+        leaves(ValueError("MASTER_ADDR expected"), NOTHING, trained=False)
+
+
+@pytest.mark.parametrize(
+    ("error", "plan", "trained"),
+    [
+        (ValueError("evaluation"), PLAN, True),
+        (ValueError("evaluation"), NOTHING, True),
+        (ValueError("checkpoint of others"), PLAN, False),
+        (RuntimeError("Connection closed by peer"), NOTHING, False),
+        (Interrupted(), NOTHING, False),
+    ],
+)
+def test_whoever_trained_or_only_suffers_leaves_with_the_code_for_another_try(
+    error: BaseException, plan: Plan, trained: bool
+) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        leaves(error, plan, trained=trained)
+    assert exit_info.value.code == EXIT_CODE
+
+
+def test_only_causes_are_errors_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "mindio_tft_patch.guard")
+    for error in (RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer"), ValueError("bad batch")):
+        with pytest.raises(SystemExit):
+            guard(ScriptedChannel(Phase.STOP, Phase.EXIT), Recorder()).run(failing(error))
+    told = [(one.levelname, one.getMessage()) for one in caplog.records if one.exc_info]
+    assert [level for level, _ in told] == ["INFO", "ERROR"]
+    assert told[1][1] == "training raised ValueError: bad batch"
+    assert [one.levelname for one in caplog.records if one.getMessage().startswith("the job ends")] == ["INFO"] * 2
+
+
 def test_a_returning_process_obeys_before_it_trains() -> None:
     channel = ScriptedChannel(*[None] * 20, Phase.REBUILD, Phase.REPAIR, Phase.ROLLBACK, Phase.RESUME)
     handlers = Recorder()
@@ -235,3 +285,22 @@ def test_the_board_says_recovery_while_in_the_guard() -> None:
     with pytest.raises(SystemExit):
         protected.run(failing(Interrupted()))
     assert seen == [Activity.RECOVERY]
+
+
+def test_exceptions_are_logged_with_their_traceback_in_its_own_field(tmp_path: Path) -> None:
+    logs.configure(Config(log_path=tmp_path, log_per_process=False), rank=1)
+    try:
+        channel = ScriptedChannel(Phase.STOP, Phase.DUMP, Phase.EXIT)
+        with pytest.raises(SystemExit):
+            guard(channel, Recorder("dump")).run(failing(ValueError("first line\nsecond line")))
+    finally:
+        logs.reset()
+    lines = [json.loads(line) for line in (tmp_path / "ttp_log.jsonl").read_text().splitlines()]
+    told = {line["message"]: line["exception"].splitlines() for line in lines if "exception" in line}
+    assert list(told) == [
+        "training raised ValueError: first line",
+        "phase dump failed: OSError: No space left on device",
+    ]
+    for traceback in told.values():
+        assert traceback[0] == "Traceback (most recent call last):" and traceback[1].lstrip().startswith("File ")
+    assert "\nValueError: first line\nsecond line" in (tmp_path / "ttp_log.log").read_text()

@@ -87,6 +87,21 @@ def test_a_stand_by_that_is_no_use_is_passed_over(trouble: str) -> None:
     assert standby.ended is (trouble != "not ready"), "one that is only late may serve next time"
 
 
+def test_whoever_comes_too_late_is_told_who_got_the_stand_by(caplog: pytest.LogCaptureFixture) -> None:
+    shelf = Shelf()
+    shelf.passes(0.0)
+    assert shelf.reserve.take(ORDER) is not None
+    assert shelf.reserve.take(ORDER) is None
+    assert "no stand-by is used: the only stand-by has just become rank 1; a new process is started" in caplog.text
+    shelf.passes(0.1)
+    shelf.passes(REFILL_SECONDS)
+    shelf.started[1].process.code = 1
+    shelf.passes(0.1)
+    caplog.clear()
+    assert shelf.reserve.take(ORDER) is None
+    assert "no stand-by is used: there is none" in caplog.text
+
+
 def test_the_second_stand_by_serves_when_the_first_has_died() -> None:
     shelf = Shelf(size=2)
     shelf.passes(0.0)

@@ -53,6 +53,29 @@ def test_the_level_is_kept_and_warnings_of_the_configuration_are_logged(tmp_path
     assert "not this" not in text
 
 
+@pytest.mark.parametrize(
+    ("role", "rank", "ttprun", "told"),
+    [
+        ("launcher", None, True, True),
+        ("processor", 0, True, False),
+        ("processor", 0, False, True),
+        ("processor", 1, False, False),
+    ],
+)
+def test_a_warning_of_the_configuration_is_said_by_one_process_of_the_job(
+    tmp_path: Path, role: str, rank: int | None, ttprun: bool, told: bool
+) -> None:
+    config = Config(
+        log_path=tmp_path,
+        log_per_process=False,
+        rank=rank or 0,
+        started_by_ttprun=ttprun,
+        warnings=("TTP_PORT is odd",),
+    )
+    logs.configure(config, role=role, rank=rank)
+    assert (tmp_path / "ttp_log.log").read_text().count("TTP_PORT is odd") == int(told)
+
+
 def test_standard_output_takes_the_place_of_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(Config(log_path=tmp_path, log_stdout=True))
     logger.info("seen")

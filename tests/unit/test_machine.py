@@ -58,6 +58,8 @@ def test_the_record_is_the_last_line_of_a_recovery() -> None:
     assert last.fields["bytes_moved"] == 90
     assert set(last.fields["seconds"]) == {"stop", "clean", "dump"}
     assert "process_death" in str(last.fields["reason"])
+    assert last.text.startswith("recovery over: dump in "), "the fields are beside the words, not in them"
+    assert "step 5 kept, 0 completed step(s) to be computed again; checkpoint " in last.text
 
 
 def test_two_ranks_that_die_together_are_one_fault() -> None:

@@ -6,7 +6,7 @@ import pytest
 from support.control import AFTER_CLEAN, EVERYTHING, Job
 
 from mindio_tft_patch.controller.events import Log
-from mindio_tft_patch.protocol.messages import CommitState, Done
+from mindio_tft_patch.protocol.messages import CommitState, Done, Ready
 from mindio_tft_patch.protocol.phases import FaultKind, Phase, Strategy
 
 EVERYBODY = (0, 1, 2, 3)
@@ -158,7 +158,7 @@ def test_a_phase_of_all_ranks_that_takes_too_long_costs_the_strategy_and_no_rank
     job.walks(Phase.STOP, Phase.CLEAN)
     job.done(Phase.REBUILD, 0)
     job.passes(31, beating=EVERYBODY)
-    assert (job.plan.strategy, job.plan.participants) == (Strategy.RELOAD, EVERYBODY)
+    assert (job.plan.strategy, job.plan.participants) == (Strategy.DUMP, EVERYBODY)
     assert "no retry: rebuild was not answered within 30.0 s by ranks 1, 2, 3" in job.plan.reason
     assert "no respawn: no rank needs a new process" in job.plan.reason
 
@@ -251,7 +251,7 @@ def test_a_reload_that_fails_when_nothing_else_is_covered_ends_the_job() -> None
 
 
 def test_a_reload_that_fails_before_any_state_was_replaced_leads_to_the_dump() -> None:
-    job = make(strategies=(Strategy.RELOAD, Strategy.DUMP))
+    job = make(strategies=(Strategy.RELOAD, Strategy.DUMP), copies=False)
     faces(job, 1, FaultKind.NETWORK)
     job.walks(Phase.STOP, Phase.CLEAN)
     job.failed(Phase.REBUILD, 2, "no route")
@@ -260,7 +260,7 @@ def test_a_reload_that_fails_before_any_state_was_replaced_leads_to_the_dump() -
 
 
 def test_what_was_half_loaded_is_never_saved() -> None:
-    job = make(strategies=(Strategy.RELOAD, Strategy.DUMP))
+    job = make(strategies=(Strategy.RELOAD, Strategy.DUMP), copies=False)
     faces(job, 1, FaultKind.NETWORK)
     job.walks(Phase.STOP, Phase.CLEAN, Phase.REBUILD)
     job.failed(Phase.ROLLBACK, 2, "file is gone")
@@ -316,6 +316,86 @@ def test_a_fault_that_comes_back_twice_at_one_place_excludes_what_did_not_help()
     assert "no retry: it has not helped rank 1 at step 5: the fault came back 2 times in a row" in job.plan.reason
 
 
+def dies_and_is_replaced(job: Job, rank: int, step: int) -> None:
+    job.beat(*EVERYBODY, step=step)
+    job.dies(rank)
+    job.decides()
+    job.walks(Phase.STOP, Phase.CLEAN, ranks=tuple(sorted({*EVERYBODY} - {rank})), step=step)
+    job.comes_back(rank)
+    job.walks(*AFTER_CLEAN, step=step)
+    assert job.machine.idle and job.record["strategy"] == "respawn"
+
+
+def test_what_no_restart_has_helped_is_saved_as_long_as_there_are_copies() -> None:
+    job = make()
+    for _ in range(2):
+        dies_and_is_replaced(job, 1, 7)
+    job.beat(*EVERYBODY, step=7)
+    job.dies(1)
+    job.decides()
+    job.walks(Phase.STOP, ranks=(0, 2, 3), step=7)
+    assert job.plan.strategy is Strategy.DUMP
+    assert "no respawn: it has not helped rank 1 at step 7: the fault came back 2 times in a row" in job.plan.reason
+    assert "no reload: copies of all shards are left, and a checkpoint of the last step costs none" in job.plan.reason
+    job.walks(Phase.STOP, ranks=(0, 2, 3), step=7)
+    assert job.plan.target_step == 7
+
+
+def test_without_copies_going_back_is_what_the_user_has_chosen() -> None:
+    job = make(copies=False, strategies=(Strategy.RELOAD, Strategy.DUMP))
+    job.beat(*EVERYBODY)
+    faces(job, 1, FaultKind.NETWORK)
+    assert job.plan.strategy is Strategy.RELOAD
+
+
+def test_before_the_first_step_of_the_job_there_is_nothing_that_a_dump_could_keep() -> None:
+    job = make(start_step=5)
+    for _ in range(2):
+        dies_and_is_replaced(job, 1, 5)
+    job.beat(*EVERYBODY)
+    job.dies(1)
+    job.decides()
+    job.walks(Phase.STOP, ranks=(0, 2, 3))
+    assert job.plan.strategy is Strategy.RELOAD
+
+
+NO_CHECKPOINT = "this job has saved no checkpoint yet"
+
+
+def says(job: Job, rank: int, no_checkpoint: str) -> None:
+    job.say(rank, Ready(rank, 0, (job.set_of(rank),), EVERYTHING, no_checkpoint=no_checkpoint))
+
+
+@pytest.mark.parametrize("lost", [(1, 3), (0, 2), EVERYBODY])
+def test_a_reload_is_not_tried_when_it_is_known_that_there_is_nothing_to_load(lost: tuple[int, ...]) -> None:
+    job = make()
+    says(job, 0, NO_CHECKPOINT)
+    for rank in lost:
+        job.dies(rank)
+    job.decides()
+    assert job.plan.strategy is Strategy.EXIT
+    assert f"no reload: {NO_CHECKPOINT}" in job.plan.reason
+
+
+def test_the_first_checkpoint_that_was_saved_can_be_loaded() -> None:
+    job = make()
+    says(job, 0, NO_CHECKPOINT)
+    says(job, 0, "")
+    job.dies(1)
+    job.dies(3)
+    job.decides()
+    assert job.plan.strategy is Strategy.RELOAD
+
+
+def test_a_rank_is_said_to_be_ready_once() -> None:
+    job = make()
+    job.beat(*EVERYBODY)
+    job.gets_ready(1)
+    job.gets_ready(1, (Strategy.DUMP,))
+    lines = [one for one in job.outbox if isinstance(one, Log) and "is ready at step" in one.text]
+    assert lines == []
+
+
 def test_a_fault_at_another_step_or_of_another_rank_begins_a_new_row() -> None:
     job = make()
     for rank, step in ((1, 5), (1, 5), (2, 5), (1, 5), (1, 6), (1, 5)):
@@ -324,7 +404,7 @@ def test_a_fault_at_another_step_or_of_another_rank_begins_a_new_row() -> None:
 
 
 def test_reloads_at_one_place_are_no_endless_loop_either() -> None:
-    job = make(strategies=(Strategy.RELOAD, Strategy.DUMP))
+    job = make(strategies=(Strategy.RELOAD, Strategy.DUMP), copies=False)
     for _ in range(2):
         faces(job, 1, FaultKind.NETWORK)
         job.walks(Phase.STOP, Phase.CLEAN, Phase.REBUILD)

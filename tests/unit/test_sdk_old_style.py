@@ -39,7 +39,7 @@ def test_a_training_loop_that_was_edited_by_hand_is_protected(monkeypatch: pytes
     with as_current(make_processor(channel)) as processor:
         assert train() == 1
     assert started == [(0, 4, False), ("127.0.0.1", 8000, False, "")]
-    assert channel.wait_for(Ready) == Ready(0, 0, (ReplicaSet("dense", (0, 2)),), (Strategy.DUMP,))
+    assert channel.wait_for(Ready) == Ready(0, 0, (ReplicaSet("dense", (0, 2)),), (Strategy.DUMP,), restarts=False)
     assert channel.wait_for(Finished)
 
 

@@ -134,6 +134,7 @@ def test_the_controller_learns_what_the_rank_holds_and_offers(processor: Process
         0,
         (ReplicaSet("dense", (1, 3)),),
         (Strategy.RETRY, Strategy.RESPAWN, Strategy.RELOAD, Strategy.DUMP),
+        restarts=True,
     )
     check_handlers(processor.handlers, rank=1)
 
@@ -157,6 +158,21 @@ def test_what_is_offered_depends_on_switches_and_callbacks(
     started(processor, enable_uce=uce, enable_arf=arf)
     registers(processor, *registered)
     assert {strategy.value for strategy in processor.handlers.strategies()} == offered
+
+
+@pytest.mark.parametrize(
+    ("arf", "registered", "restarts"),
+    [(True, CALLBACKS, True), (False, CALLBACKS, False), (True, ("stop", "clean", "repair", "rollback"), False)],
+)
+def test_a_reload_takes_new_processes_only_where_they_are_allowed_and_can_be_connected(
+    processor: Processor, channel: FakeChannel, arf: bool, registered: tuple[str, ...], restarts: bool
+) -> None:
+    started(processor, enable_uce=True, enable_arf=arf)
+    registers(processor, *registered)
+    processor.begin()
+    ready = channel.wait_for(Ready)
+    assert Strategy.RELOAD in ready.strategies
+    assert ready.restarts is restarts
 
 
 def test_what_is_registered_late_is_offered_then(processor: Processor, channel: FakeChannel) -> None:

@@ -118,6 +118,49 @@ def test_what_cannot_be_sent_now_is_sent_later(rank: Rank) -> None:
     rank.channel.wait_for(FaultReport)
 
 
+def reports(rank: Rank) -> list[FaultReport]:
+    return [message for message in rank.channel.sent if isinstance(message, FaultReport)]
+
+
+def the_controller_is_started_again(rank: Rank) -> None:
+    """It answers a Register that comes after a silence."""
+    before = sum(isinstance(message, Register) for message in rank.channel.sent)
+    rank.client._heard_at = float("-inf")
+    eventually(lambda: sum(isinstance(message, Register) for message in rank.channel.sent) > before)
+    rank.channel.give(Welcome(0, True))
+    eventually(lambda: rank.client.connected)
+
+
+def test_a_fault_that_the_controller_has_not_answered_is_reported_to_the_one_after_it(rank: Rank) -> None:
+    rank.client.report(FaultKind.MEMORY, "bit")
+    eventually(lambda: len(reports(rank)) == 1)
+    the_controller_is_started_again(rank)
+    eventually(lambda: len(reports(rank)) == 2)
+    assert reports(rank)[0] == reports(rank)[1]
+    kinds = [type(message) for message in rank.channel.sent if not isinstance(message, Heartbeat)]
+    assert kinds == [Register, FaultReport, Register, FaultReport]  # it must know the rank first
+
+
+@pytest.mark.parametrize("phase", [Phase.STOP, Phase.EXIT])
+def test_a_fault_that_was_answered_is_not_reported_again(rank: Rank, phase: Phase) -> None:
+    rank.client.report(FaultKind.MEMORY, "bit")
+    rank.channel.give(command(phase))
+    assert rank.client.next_command(5.0) is not None
+    the_controller_is_started_again(rank)
+    rank.client.report(FaultKind.NETWORK, "link")
+    eventually(lambda: reports(rank)[-1].kind is FaultKind.NETWORK)
+    assert [one.kind for one in reports(rank)] == [FaultKind.MEMORY, FaultKind.NETWORK]
+
+
+def test_nothing_is_reported_again_by_a_rank_that_has_left_training(rank: Rank) -> None:
+    rank.client.report(FaultKind.MEMORY, "bit")
+    rank.client.finished()
+    the_controller_is_started_again(rank)
+    rank.client.done(command(Phase.STOP), None, Outcome(), 0.0)
+    rank.channel.wait_for(Done)
+    assert len(reports(rank)) == 1
+
+
 def test_a_refusal_is_an_error_with_the_reason() -> None:
     made = Rank()
     made.channel = FakeChannel(Welcome(0, False, "it is another job"))

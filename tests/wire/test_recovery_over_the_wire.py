@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import logging
 import os
 import subprocess
@@ -60,10 +59,10 @@ def test_a_death_is_dumped_by_the_survivor_and_everybody_learns_the_path(
         agent.close()
     assert stopped.is_set()
     assert told == [Phase.STOP, Phase.CLEAN, Phase.DUMP, Phase.EXIT]
-    records = [one.message for one in caplog.records if one.message.startswith('{"record"')]
-    assert json.loads(records[-1])["bytes_moved"] == 15
-    lines = [one.message for one in caplog.records if one.name == "mindio_tft_patch.controller"]
-    assert lines[-1] == records[-1]
+    last = [one for one in caplog.records if one.name == "mindio_tft_patch.controller"][-1]
+    fields: dict[str, object] = vars(last)["fields"]
+    assert (fields["record"], fields["bytes_moved"]) == ("recovery", 15)
+    assert last.message.startswith("recovery over: dump in ") and "{" not in last.message
 
 
 def test_a_request_to_end_reaches_the_ranks() -> None:

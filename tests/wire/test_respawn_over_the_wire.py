@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Iterator
@@ -102,8 +101,8 @@ def test_a_second_client_takes_the_place_of_a_lost_one(caplog: pytest.LogCapture
         assert ranks[2].handlers.called == ["rebuild", "repair", "rollback", "resume"]
         assert ranks[0].handlers.called == ["arrived", "clean", "rebuild", "repair", "rollback", "resume"]
         assert ranks[2].handlers.commit == CommitState(7)
-        eventually(lambda: '{"record"' in caplog.text)
-        record = json.loads(next(one.message for one in caplog.records if one.message.startswith('{"record"')))
+        eventually(lambda: "recovery over: respawn" in caplog.text)
+        record = next(vars(one)["fields"] for one in caplog.records if one.message.startswith("recovery over"))
         assert (record["strategy"], record["restarted"], record["step"]) == ("respawn", [1], 7)
 
 

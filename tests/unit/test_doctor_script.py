@@ -1,0 +1,109 @@
+"""A training command inside of a shell script: how it calls the launcher is found without starting a rank."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import tomllib
+
+from mindio_tft_patch.adaptors.doctor import examine, shell_script
+from mindio_tft_patch.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+REAL = "#!/bin/sh\ntouch started\n"
+
+
+@pytest.fixture
+def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """An environment with launchers that leave a trace when they are really started."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "environment" / "bin"
+    folder.mkdir(parents=True)
+    for name in ("ttprun", "torchrun"):
+        (folder / name).write_text(REAL)
+        (folder / name).chmod(0o755)
+    kept = {name: os.environ[name] for name in ("HOME", "LANG") if name in os.environ}
+    return {**kept, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+
+
+def script(folder: Path, text: str) -> Path:
+    path = folder / "train.sh"
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def test_words_variables_and_folder_of_the_call_are_recorded(tmp_path: Path, environ: dict[str, str]) -> None:
+    (tmp_path / "there").mkdir()
+    path = script(
+        tmp_path,
+        "#!/bin/bash\nexport TTP_PORT=9001\ncd there\nARGS='--save ckpt --lr 1'\n"
+        'ttprun --nproc-per-node 4 train.py $ARGS "$1" | tee log\nttprun second.py\n',
+    )
+    call = shell_script.recorded(["bash", str(path), "two words"], {**environ, "MINE": "1"})
+    assert call.words == ("ttprun", "--nproc-per-node", "4", "train.py", "--save", "ckpt", "--lr", "1", "two words")
+    assert call.folder == tmp_path / "there"
+    assert (call.environ["TTP_PORT"], call.environ["MINE"], call.environ["PATH"]) == ("9001", "1", environ["PATH"])
+    assert not [name for name in call.environ if name.startswith("BASH_FUNC_")]
+    assert not list(tmp_path.rglob("started"))
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_a_call_by_exec_is_recorded(tmp_path: Path, environ: dict[str, str], shell: str) -> None:
+    path = script(tmp_path, "exec torchrun --standalone train.py\n")
+    assert shell_script.recorded([shell, str(path)], environ).words == ("torchrun", "--standalone", "train.py")
+
+
+def test_a_script_that_activates_an_environment_starts_nothing(tmp_path: Path, environ: dict[str, str]) -> None:
+    path = script(tmp_path, f"#!/bin/bash\nexport PATH={tmp_path}/environment/bin:$PATH\nttprun train.py\n")
+    assert shell_script.recorded([str(path)], environ).words == ("ttprun", "train.py")
+    assert not list(tmp_path.rglob("started"))
+
+
+def test_a_script_that_calls_no_launcher_is_refused_with_the_way_out(tmp_path: Path, environ: dict[str, str]) -> None:
+    path = script(tmp_path, "#!/bin/sh\nexit 3\n")
+    with pytest.raises(ConfigError, match=r"exit code 3.*in front of the command that starts the ranks"):
+        shell_script.recorded([str(path)], environ)
+    with pytest.raises(ConfigError, match="cannot be run"):
+        shell_script.recorded([str(tmp_path / "absent.sh")], environ)
+    with pytest.raises(ConfigError, match="has not called ttprun within"):
+        shell_script.recorded(["sh", "-c", "sleep 60"], environ, limit_seconds=0.2)
+
+
+def test_shell_scripts_are_told_from_launchers(tmp_path: Path) -> None:
+    shebang, python = tmp_path / "start", tmp_path / "program"
+    shebang.write_text("#!/usr/bin/env bash\n")
+    python.write_text("#!/usr/bin/env python3\n")
+    for words in (["bash", "x"], ["./train.sh"], [str(shebang), "4"]):
+        assert shell_script.is_shell_script(words)
+    for words in (["ttprun", "a.py"], ["srun", "ttprun", "a.py"], ["python", "a.py"], [str(python)], ["absent"], []):
+        assert not shell_script.is_shell_script(words)
+
+
+def test_without_the_option_the_doctor_runs_nothing_and_says_what_to_do(tmp_path: Path) -> None:
+    path = script(tmp_path, f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    (found,) = examine.examine(["bash", str(path)], {}).findings
+    assert "is a shell script" in found.message
+    assert f"mindio-tft doctor --script -- bash {path}" in found.change and "in front of ttprun" in found.change
+    assert not (tmp_path / "started").exists()
+
+
+def test_every_example_is_packaged() -> None:
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    folder = ROOT / "launch"
+    packaged = {path for pattern in data["mindio_tft_patch.launch"] for path in folder.glob(pattern)}
+    assert set((folder / "examples").iterdir()) <= packaged
+
+
+@pytest.mark.parametrize(
+    ("environ", "judged"),
+    [({}, True), ({"TFT_ADAPTOR": "own"}, False), ({"TFT_MINDSPEED": "sdk"}, False)],
+)
+def test_where_nothing_is_patched_an_import_may_stand_anywhere(
+    tmp_path: Path, environ: dict[str, str], judged: bool
+) -> None:
+    path = script(tmp_path, "import mindspeed_llm\nimport mindio_tft_patch\n")
+    findings = examine.examine(["ttprun", str(path), "--enable-high-availability"], environ).findings
+    assert any("first import" in finding.change for finding in findings) is judged

@@ -165,8 +165,7 @@ def _lost(job: Job, fault: str, *, before: str = "") -> Outcome:
     """A process is gone whose shard has another holder. before: how it is noticed, or what is special."""
     if job.restarts:
         return Outcome(fault, ANEW, f"{before}ttprun starts a new process; {_REFILLED}")
-    if job.goes_back and job.agent:
-        return Outcome(fault, RELOADED, f"{before}all load it; with {REBOOT_FLAG} only its process would be replaced")
+    # Reload comes after this: as long as copies of all shards are left, no completed step is given up.
     why = f"{before}another rank holds the same optimizer shard; {_time(job)}; {_missing(job, REBOOT_FLAG)}"
     return Outcome(fault, SAVED, why)
 
@@ -213,8 +212,6 @@ def _nodes(job: Job, layout: Layout) -> Iterator[Outcome]:
         why = f"node {node} alone holds all copies of {len(sets)} shards (such as the {sets[0].name} shard of "
         why += f"{_named(sets[0])})"
         yield Outcome(fault, RELOADED if back else job.older, f"{why}; {returns}" if back else why)
-    elif back and not job.restarts:
-        yield Outcome(fault, RELOADED, f"{returns}; otherwise {SAVED}")
     elif job.restarts and job.static:
         yield Outcome(fault, ANEW, f"every shard has a copy on another node; {returns}; otherwise {SAVED}")
     else:
@@ -241,9 +238,8 @@ def _memory(job: Job, layout: Layout) -> Outcome:
         return Outcome(fault, REPAIRED, f"{_REFILLED}; the step under way is computed again")
     if job.restarts and not alone:
         return _lost(job, fault, before=f"its memory is not trusted: without {HBM_FLAG} ")
-    if job.goes_back:
-        why = "it is the only holder of its shard" if alone else _missing(job, REBOOT_FLAG)
-        return Outcome(fault, RELOADED, f"its memory is not trusted; {why}")
+    if job.goes_back and alone:
+        return Outcome(fault, RELOADED, "its memory is not trusted; it is the only holder of its shard")
     why = "the process lives, and its peers' copy is preferred to its own"
     return Outcome(fault, SAVED, f"{why}{_inside(layout)}" + ("" if alone else f"; {_missing(job, HBM_FLAG)}"))
 
@@ -252,7 +248,7 @@ def _network(job: Job, layout: Layout) -> Outcome:
     fault = "network error between ranks"
     if job.mends or job.starts_anew:
         return Outcome(fault, REPAIRED, "all process groups are connected anew; the step under way is computed again")
-    if job.goes_back:
+    if job.goes_back and _sole(layout) is not None:
         why = f"without {HBM_FLAG} or {REBOOT_FLAG} connecting anew comes with loading the checkpoint"
         return Outcome(fault, RELOADED, why)
     why = f"no process is lost; saving needs no collective{_inside(layout)}"

@@ -88,7 +88,11 @@ class Walker:
     def left(self, rank: int, now: float) -> None:
         """A rank has left training in good order."""
         recovery = self.recovery
-        if recovery is not None and recovery.walk is not None and rank in recovery.walk.plan.participants:
+        walk = recovery.walk if recovery else None
+        if recovery is None or walk is None or rank not in walk.plan.participants:
+            return
+        # After the last step those who have resumed leave at once, some before others have answered.
+        if walk.phase is not Phase.RESUME or rank in walk.waiting:
             self.restart(recovery, now, f"rank {rank} has left training")
 
     def ready(self, state: RankState, now: float) -> None:

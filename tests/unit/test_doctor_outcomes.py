@@ -13,7 +13,7 @@ from mindio_tft_patch.adaptors.doctor.sizes import checkpoint_bytes, in_words, p
 from mindio_tft_patch.controller import decide
 from mindio_tft_patch.controller.options import Options
 from mindio_tft_patch.controller.roster import LOSING, Fault, Roster
-from mindio_tft_patch.protocol.messages import Ready, Register, Role
+from mindio_tft_patch.protocol.messages import CommitState, Ready, Register, Role
 from mindio_tft_patch.protocol.phases import FaultKind, Strategy
 
 SHARDED = {"use_distributed_optimizer": True}
@@ -134,6 +134,7 @@ def decided(job: Job, kind: FaultKind, ranks: tuple[int, ...]) -> str:
     for rank, state in roster.ranks.items():
         roster.register(Register(Role.PROCESSOR, rank, 4, 100 + rank, "a"), now)
         state.ready = Ready(rank, 0, job.layout.sets, strategies)
+        state.commit = CommitState(step=3)
     faults = [Fault(rank, kind, "") for rank in ranks]
     for rank, fault in zip(ranks, faults, strict=True):
         if fault.losing:

@@ -26,7 +26,8 @@ def _logged(function: F) -> F:
         try:
             return function(*args, **kwargs)
         except Exception as problem:
-            log.error("%s: %s", function.__name__, problem)
+            words = str(problem)  # most begin with the name
+            log.error("%s", words if words.startswith(function.__name__) else f"{function.__name__}: {words}")
             raise
 
     return wrapper  # type: ignore[return-value]

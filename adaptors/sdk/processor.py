@@ -178,6 +178,13 @@ class Processor:
         self._log_to(config, role="processor", rank=rank)
         if enable_zit:
             log.warning("%s: enable_zit=True has no effect: training with fewer ranks is not supported", call)
+        if enable_arf and rank == 0 and not config.controller_external:
+            log.warning(
+                "%s: enable_arf=True, but nobody starts lost processes anew, so one ends the job with a checkpoint. "
+                "Start it with ttprun, and either --enable-high-availability --enable-worker-reboot behind the script or "
+                "HIGH_AVAILABILITY=dump,recover (with retry for enable_uce); without them ttprun is plain torchrun",
+                call,
+            )
         options = self.options
         options.rank, options.enable_uce, options.enable_arf = rank, enable_uce, enable_arf
         options.mindspore, options.stops_before_dump = config.mindspore, config.stops_before_dump

@@ -145,8 +145,15 @@ def start_updating(processor: Processor, backup_step: Any) -> None:
     """
     if processor.returning and processor.started:
         raise RuntimeError("ARF FINISH: this process takes the place of a lost one and has no state yet")
+    if not processor.started:
+        _warn_once("tft_start_updating_os: the processor does not run, so nothing protects this training")
     processor.begin()
     processor.updates.start(backup_step)
+
+
+@functools.cache
+def _warn_once(words: str) -> None:
+    log.warning("%s", words)
 
 
 def export_version(processor: Processor, framework_type: Any) -> None:

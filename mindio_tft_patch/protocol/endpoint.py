@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from mindio_tft_patch.errors import ProtocolError
+from mindio_tft_patch.errors import ControlError, ProtocolError
 
 _KEY = "mindio_tft_patch/endpoint"
 
@@ -62,10 +62,19 @@ def fetch(store: Store) -> Endpoint:
     """The endpoint that the controller has published; waits as long as the store's own time-out.
 
     Raises:
+        ControlError: nobody has published one.
         ProtocolError: the store holds something else under this key.
     """
     try:
-        return msgspec.json.decode(store.get(_KEY), type=Endpoint)
+        content = store.get(_KEY)
+    except Exception as error:  # each store has its own
+        raise ControlError(
+            f"The controller of this job cannot be found ({error}). Under ttprun it is in the launcher of node 0; else "
+            "rank 0 has to start it, which a program on the SDK's functions does by tft_init_controller and "
+            "tft_start_controller."
+        ) from error
+    try:
+        return msgspec.json.decode(content, type=Endpoint)
     except msgspec.DecodeError as error:
         raise ProtocolError(
             f"The job's store holds no readable endpoint of the controller ({error}); is every node running the "

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.sdk_rank import as_current, make_processor
 
-from mindio_tft_patch.adaptors.sdk import api, controller, current, old_style
+from mindio_tft_patch.adaptors.sdk import api, controller, current, old_style, training
 from mindio_tft_patch.adaptors.sdk.accelerator import Accelerator
 from mindio_tft_patch.adaptors.sdk.enums import Action, ReportState
 from mindio_tft_patch.adaptors.sdk.mainline import Verdict
@@ -339,3 +339,18 @@ def test_without_torch_there_is_no_device(monkeypatch: pytest.MonkeyPatch) -> No
     with accelerator.own_stream():
         accelerator.give_memory_back()
     assert accelerator.index is None
+
+
+def test_an_error_is_logged_with_the_name_of_the_call_once(caplog: pytest.LogCaptureFixture) -> None:
+    with as_current(make_processor()), pytest.raises(ConfigError):
+        api.tft_init_processor(-1, 4, False, False)
+    assert caplog.text.count("tft_init_processor") == 1
+
+
+def test_an_update_without_a_processor_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    training._warn_once.cache_clear()
+    with as_current(make_processor()):
+        for step in (1, 2):
+            api.tft_start_updating_os()
+            api.tft_end_updating_os(step)
+    assert caplog.text.count("the processor does not run") == 1

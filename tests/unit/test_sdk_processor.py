@@ -309,3 +309,23 @@ def test_under_a_cluster_manager_sigterm_is_left_to_it(caplog: pytest.LogCapture
         assert processor.on_sigterm()
     assert "SIGTERM is ignored" in caplog.text
     processor.close()
+
+
+@pytest.mark.parametrize(
+    ("environ", "rank", "arf", "warned"),
+    [
+        ({}, 0, True, True),
+        ({}, 1, True, False),  # one of them says it for all
+        ({}, 0, False, False),
+        ({"TFT_CONTROLLER": "agent"}, 0, True, False),
+        ({"MINDX_TASK_ID": "7", "TTP_TLS": "0"}, 0, True, False),
+    ],
+)
+def test_where_nobody_starts_processes_anew_the_switch_for_it_is_warned_of(
+    caplog: pytest.LogCaptureFixture, environ: dict[str, str], rank: int, arf: bool, warned: bool
+) -> None:
+    processor = make_processor(environ=environ)
+    with caplog.at_level(logging.WARNING, "mindio_tft_patch"):
+        processor.init(**{**PARAMETERS, "rank": rank, "enable_arf": arf, "enable_tls": False})
+    assert ("nobody starts lost processes anew" in caplog.text) is warned
+    processor.close()

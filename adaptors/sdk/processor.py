@@ -181,8 +181,8 @@ class Processor:
         if enable_arf and rank == 0 and not config.controller_external:
             log.warning(
                 "%s: enable_arf=True, but nobody starts lost processes anew, so one ends the job with a checkpoint. "
-                "Start it with ttprun, and either --enable-high-availability --enable-worker-reboot behind the script or "
-                "HIGH_AVAILABILITY=dump,recover (with retry for enable_uce); without them ttprun is plain torchrun",
+                "Start it with ttprun, and either --enable-high-availability --enable-worker-reboot behind the script "
+                "or HIGH_AVAILABILITY=dump,recover (with retry for enable_uce); without them ttprun is plain torchrun",
                 call,
             )
         options = self.options

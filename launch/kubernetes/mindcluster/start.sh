@@ -2,7 +2,8 @@
 # The command of every pod under MindCluster: torchrun with TaskD's agent, and on node 0 TaskD's manager, which starts the
 # controller.
 #
-# From Ascend Operator: RANK (the number of this node), MASTER_ADDR (the Service of node 0), MASTER_PORT, MINDX_TASK_ID.
+# From Ascend Operator: RANK (the number of this node), MASTER_ADDR (the Service of node 0), MASTER_PORT, MINDX_TASK_ID,
+# and for TaskD WORLD_SIZE and PROCESS_RECOVER.
 # From the manifest: POD_IP, CONTROLLER_ADDR, TTP_PORT, NNODES, NPROC_PER_NODE, SCRIPT, SET_ENV.
 set -euo pipefail
 here="$(dirname "${BASH_SOURCE[0]}")"
@@ -27,7 +28,7 @@ fi
 words="$(sed 's/#.*//' "$here/../common/arguments" | xargs -n 1 printf '%s\n')"
 mapfile -t arguments <<<"$words"
 
-# exec: the launcher has to get the signals of Kubernetes.
+# exec: the end of the launcher, also by a signal, has to be the end of the container.
 exec python "$here/torchrun.py" --nnodes "$NNODES" --node-rank "$RANK" --nproc-per-node "$NPROC_PER_NODE" \
     --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" \
     "$SCRIPT" "${arguments[@]}"

@@ -95,6 +95,9 @@ def job_config(arguments: Namespace, environ: Any = None) -> Config:
             "--run-path starts ranks inside torchrun's own interpreter, which cannot be watched one by one.",
             change="Remove --run-path.",
         )
+    if not config.high_availability:
+        # Who has misspelt the only word that switches anything on would train without protection, and not know it.
+        _say(*(warning for warning in config.warnings if warning.startswith("HIGH_AVAILABILITY")))
     return config
 
 

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 
-from mindio_tft_patch.errors import ConfigError
+from mindio_tft_patch.errors import ConfigError, TftError
 from mindio_tft_patch.fired_faults import FiredFaults
 
 log = logging.getLogger("mindio_tft_patch.injection")
@@ -104,6 +104,10 @@ class PlannedFault:
 
 
 Act = Callable[[PlannedFault], None]
+
+
+class NotInjectedError(TftError):
+    """A kind cannot be done at this moment, and nothing was done."""
 
 
 def _raise_error(fault: PlannedFault) -> None:
@@ -262,7 +266,12 @@ class FaultInjector:
         log.warning("injecting a fault on purpose: %s", fault.words(), extra={"fields": found})
         if fault.delay:
             self._sleep(fault.delay)
-        self._act[fault.kind](fault)
+        try:
+            self._act[fault.kind](fault)
+        except NotInjectedError as refusal:
+            log.error("the fault was not injected: %s: %s", fault.words(), refusal, extra={"fields": found})
+            if self._fired is not None:
+                self._fired.withdraw(entry.number)
 
 
 def _is_due(fault: PlannedFault, moment: str, completed: int) -> bool:

@@ -58,12 +58,21 @@ class FiredFaults:
             return True
         return False
 
+    def withdraw(self, number: int) -> None:
+        """The last fault of this number that this process has claimed could not be carried out after all."""
+        own = [one for one in self.read() if (one.number, one.pid) == (number, os.getpid())]
+        for path in self._folder.glob(f"{number}.*") if own else ():
+            if _read(path) == own[-1]:
+                path.unlink()
+
     def read(self) -> list[Firing]:
         """What has happened, in the order in which it did."""
-        found = []
-        for path in self._folder.glob("*.*"):
-            try:
-                found.append(Firing(**json.loads(path.read_text(encoding="utf-8"))))
-            except (ValueError, TypeError):
-                continue  # being written by a process that was stopped in the middle
+        found = [firing for path in self._folder.glob("*.*") if (firing := _read(path)) is not None]
         return sorted(found, key=lambda firing: firing.time)
+
+
+def _read(path: Path) -> Firing | None:
+    try:
+        return Firing(**json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError):
+        return None  # being written by a process that was stopped in the middle

@@ -53,7 +53,7 @@ class Finder:  # no MetaPathFinder: importlib.invalidate_caches() would call tha
         head, _, rest = fullname.partition(".")
         if head != OLD or os.environ.get(SWITCH) == "real":
             return None
-        if rest and not is_ours(sys.modules.get(OLD)):
+        if rest and not (is_ours(sys.modules.get(OLD)) or _is_a_folder_only(sys.modules.get(OLD))):
             return None  # a part that the installed original lacks is not ours to add
         table: dict[str, dict[str, str]] = importlib.import_module(_TABLE).TABLE
         names = table.get(fullname)
@@ -110,6 +110,12 @@ def is_ours(module: ModuleType | None) -> bool:
     return isinstance(getattr(getattr(module, "__spec__", None), "loader", None), _Loader)
 
 
+def _is_a_folder_only(module: ModuleType | None) -> bool:
+    """A folder of that name without code in it, which Python takes for a package; an uninstall may have left it."""
+    spec = getattr(module, "__spec__", None)
+    return spec is not None and spec.origin is None and not is_ours(module)
+
+
 def imported_by_old_name() -> bool:
     """Is this package being imported only because an old name was? To be asked once, by the import."""
     return bool(vars(sys).pop(_BY_OLD_NAME, False))
@@ -122,7 +128,7 @@ def warn_of_original(environ: Mapping[str, str]) -> None:
     from importlib.util import find_spec
 
     spec = find_spec(OLD) if OLD not in sys.modules else getattr(sys.modules[OLD], "__spec__", None)
-    if spec is not None and not isinstance(spec.loader, _Loader):
+    if spec is not None and spec.origin is not None and not isinstance(spec.loader, _Loader):
         print(
             f"mindio_tft_patch: the original mindio_ttp is installed ({spec.origin}) and answers to its names. "
             f"Set {SWITCH}=ours to have this plugin answer, or {SWITCH}=real to hear no more of it.",

@@ -223,7 +223,8 @@ def _carry_out(stage: _Stage, phase: Phase, plan: Plan) -> str:
     except Interrupted:
         words = (
             "was ended by the stop of its own recovery: inside a phase only a later stop may end a wait "
-            "(adaptors.porting.Protection runs handlers so; check those: protection.handlers)"
+            "(adaptors.porting.Protection runs handlers so; check those: protection.handlers). When another rank has "
+            "failed before, this is a consequence of it: its error is the one to read"
         )
         stage.found.append(says(phase.value, words))
         return ""

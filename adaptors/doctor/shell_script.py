@@ -1,17 +1,21 @@
 """A training command that stands in a shell script: the script is run with launchers that start nothing.
 
-Only on demand (`mindio-tft doctor --script`): whatever else the script does is really done. In front of its PATH are a
+Only on demand (`mindio-tft doctor --script`): whatever the script does up to its first call is really done; then it is
+ended, with all that it has started. In front of its PATH are a
 `ttprun` and a `torchrun` that write down how they were called, and end. bash gets functions of these names as well,
 because a script that activates an environment puts another folder in front of PATH.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -22,6 +26,8 @@ from mindio_tft_patch.errors import ConfigError
 _SHELLS = frozenset({"sh", "bash", "dash", "ksh", "zsh", "source", "."})
 _FUNCTION = "BASH_FUNC_{}%%"  # the name under which bash hands a function on
 _SECONDS = 600.0
+_LOOK_SECONDS = 0.02
+_GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
 # The first call counts. It is complete when its file has its name.
 _STAND_IN = """#!{python} -S
 import json, os, sys
@@ -86,26 +92,31 @@ def recorded(words: Sequence[str], environ: Mapping[str, str], limit_seconds: fl
             (folder / launcher).chmod(0o755)
         functions = {_FUNCTION.format(one): f'() {{ "{folder}/{one}" "$@"; }}' for one in (TTPRUN, TORCHRUN)}
         path = os.pathsep.join([name, environ.get("PATH", os.defpath)])
+        found = folder / "call.json"
         try:
-            done = subprocess.run(
+            process = subprocess.Popen(
                 list(words),
                 env={**environ, **functions, "PATH": path},
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # the doctor's own output may be JSON
-                timeout=limit_seconds,
-                check=False,
+                start_new_session=True,
             )
         except OSError as problem:
             change = f"Give the script as you start it, such as `bash {shown}`."
             raise ConfigError(f"`{shown}` cannot be run: {problem.strerror}.", change=change) from None
-        except subprocess.TimeoutExpired:
-            problem_text = f"`{shown}` has not called ttprun within {limit_seconds:g} s."
-            raise ConfigError(problem_text, change="Give the call of ttprun itself.") from None
-        found = folder / "call.json"
+        try:
+            ended = _await_call(process, found, name, limit_seconds)
+        finally:
+            # Before the stand-ins go: whoever called a launcher now would find the real one.
+            _end(process, name)
         if not found.exists():
+            told = (
+                f"has called neither ttprun nor torchrun by its bare name; its exit code was {process.returncode}."
+                if ended
+                else f"has not called ttprun within {limit_seconds:g} s."
+            )
             raise ConfigError(
-                f"`{shown}` has called neither ttprun nor torchrun by its bare name; it ended with exit code "
-                f"{done.returncode}.",
+                f"`{shown}` {told}",
                 change="Put `mindio-tft doctor --` in front of the command that starts the ranks, in a copy of it.",
             )
         call = json.loads(found.read_text())
@@ -113,3 +124,42 @@ def recorded(words: Sequence[str], environ: Mapping[str, str], limit_seconds: fl
     kept = [one for one in variables.get("PATH", "").split(os.pathsep) if one != name]
     variables["PATH"] = os.pathsep.join(kept)
     return Call(tuple(call["words"]), variables, Path(call["folder"]))
+
+
+def _await_call(process: subprocess.Popen[bytes], found: Path, mark: str, limit_seconds: float) -> bool:
+    """Wait for the first call; it may come from what the script has left running in the background.
+
+    Returns:
+        The script, and all that it has started, ended before that.
+    """
+    deadline = time.monotonic() + limit_seconds
+    while not found.exists() and time.monotonic() < deadline:
+        if process.poll() is not None and not _members(mark):
+            return True
+        time.sleep(_LOOK_SECONDS)
+    return False
+
+
+def _end(process: subprocess.Popen[bytes], mark: str) -> None:
+    """End the script and whatever it has started, also what has left its session."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + _GRACE_SECONDS
+        while time.monotonic() < deadline:
+            running = {process.pid} if process.poll() is None else set()
+            running |= _members(mark)
+            if not running:
+                return
+            for pid in running:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
+            time.sleep(_LOOK_SECONDS)
+
+
+def _members(mark: str) -> set[int]:
+    """Processes in whose environment the folder of the stand-ins is; none where there is no /proc."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in (entry / "environ").read_bytes():
+                found.add(int(entry.name))
+    return found

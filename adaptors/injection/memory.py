@@ -8,7 +8,9 @@
     memory_ecc               a time-stamped multi-bit error: in an update main parameters and moments, else gradients
     bit_flip                 one bit of the optimizer state changes, and nobody is told
 
-Overwritten with NaN, which no arithmetic hides: a tensor that a repair forgot shows in the next loss.
+Overwritten with NaN, which no arithmetic hides: a tensor that a repair forgot shows in the next loss. Where there is
+nothing to overwrite the fault does not happen, and the log says so: a repair of nothing would prove nothing. Only
+before the first step, when an optimizer has no state yet, the error comes alone.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Any, NoReturn
 import torch
 
 from mindio_tft_patch.adaptors.megatron.train_state import leaf_optimizers
-from mindio_tft_patch.fault_injection import Act, PlannedFault
+from mindio_tft_patch.fault_injection import Act, NotInjectedError, PlannedFault
 from mindio_tft_patch.processor.progress import ProgressBoard
 from mindio_tft_patch.protocol.phases import Activity
 
@@ -73,10 +75,17 @@ def _buffers(chunk: Any) -> list[Any]:
 
 
 def _inner_optimizers(training: Any) -> Iterator[Any]:
+    """Torch optimizers: the one that was handed over, or those that it wraps."""
     for leaf in leaf_optimizers(training.optimizer):
-        inner = getattr(leaf, "optimizer", None)
+        inner = getattr(leaf, "optimizer", leaf if isinstance(leaf, torch.optim.Optimizer) else None)
         if inner is not None:  # a rank without parameters of its own has a stub
             yield inner
+
+
+def _before_the_first_step(training: Any) -> bool:
+    """There are optimizers, and none has a state yet."""
+    optimizers = list(_inner_optimizers(training))
+    return bool(optimizers) and not any(one.state for one in optimizers)
 
 
 def overwrite(tensors: Iterable[torch.Tensor]) -> int:
@@ -117,23 +126,25 @@ def kinds(training: Callable[[], Any], board: ProgressBoard, rank: int) -> dict[
     training: the objects of the running train(), with `model` and `optimizer`; None before it.
     """
 
-    def corrupt(*sources: Source) -> None:
+    def corrupt(fault: PlannedFault, *sources: Source) -> None:
         running = training()
         count = 0 if running is None else sum(overwrite(source(running)) for source in sources)
+        if running is not None and not count and not (moments in sources and _before_the_first_step(running)):
+            raise NotInjectedError(_nothing(fault))
         log.warning("%d tensor(s) were overwritten on purpose", count, extra={"fields": {"overwritten": count}})
 
     def plain(source: Source) -> Act:
         def act(fault: PlannedFault) -> None:
-            corrupt(source)
+            corrupt(fault, source)
             raise_uncorrectable(rank)
 
         return act
 
     def ecc(fault: PlannedFault) -> None:
         if board.activity is Activity.UPDATE:
-            corrupt(main_parameters, moments)
+            corrupt(fault, main_parameters, moments)
         else:
-            corrupt(gradients)
+            corrupt(fault, gradients)
         raise_multi_bit(rank, time.monotonic_ns() // 1000)
 
     def activations(fault: PlannedFault) -> None:
@@ -145,9 +156,10 @@ def kinds(training: Callable[[], Any], board: ProgressBoard, rank: int) -> dict[
     def flip(fault: PlannedFault) -> None:
         running = training()
         first = next(iter(moments(running)), None) if running is not None else None
-        if first is not None:
-            first.data.view(-1).view(torch.uint8)[0] ^= 1
-            log.warning("one bit of the optimizer state was flipped on purpose")
+        if first is None:
+            raise NotInjectedError(_nothing(fault))
+        first.data.view(-1).view(torch.uint8)[0] ^= 1
+        log.warning("one bit of the optimizer state was flipped on purpose")
 
     return {
         "bit_flip": flip,
@@ -158,6 +170,13 @@ def kinds(training: Callable[[], Any], board: ProgressBoard, rank: int) -> dict[
         "memory_activations": activations,
         "memory_ecc": ecc,
     }
+
+
+def _nothing(fault: PlannedFault) -> str:
+    return (
+        f"{fault.kind} finds no tensor at this moment (the optimizer that was handed over has to be a torch optimizer, "
+        "or to have it as its attribute `optimizer`)"
+    )
 
 
 def _corrupt_next_forward(model: list[Any], rank: int) -> None:

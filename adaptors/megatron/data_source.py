@@ -1,9 +1,9 @@
 """Data iterators that can be put back to the last completed step (adaptation point 11).
 
-A survivor keeps its iterators: it remembers the micro-batches that were taken since the last completed step and hands
-them out again. A process that has come back has built its own loaders, before it could know how many samples were used:
-their samplers are told, and iterated anew. The same is done when a checkpoint is loaded in place, and for an evaluation
-that is repeated.
+A survivor keeps its iterators: it remembers for which step each micro-batch was taken, and hands out again those of
+steps behind the one that training goes back to. A process that has come back has built its own loaders, before it could
+know how many samples were used: their samplers are told, and iterated anew. The same is done when a checkpoint is
+loaded in place, and for an evaluation that is repeated.
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ class DataSource:
         self.train: list[Rewindable] = []
         self._valid: list[Any] = []
         self._built: list[Any] = []
-        self._completed = 0  # step up to which what was read is used up
         self._train_loaders: list[_Loader | None] = []
         self._valid_loaders: list[_Loader | None] = []
 
@@ -83,10 +82,9 @@ class DataSource:
 
         None where no data is read.
         """
-        self._completed = step
         if not self.train:
             # Megatron checks for its own class, so ours goes inside it.
-            self.train = [_inside(one) for one in _listed(train) if one is not None]
+            self.train = [_inside(one, step) for one in _listed(train) if one is not None]
             self._valid = [one for one in _listed(valid) if one is not None]
 
     @property
@@ -103,19 +101,22 @@ class DataSource:
 
     def advance(self, step: int) -> None:
         """A step is complete."""
-        self._completed = step
         for one in self.train:
-            one.advance()
+            one.advance(step)
 
     def rewind_to(self, step: int) -> None:
-        """Back to a completed step.
+        """Back to a completed step, on a rank that has trained up to it.
 
-        A rank whose update of that step has failed, and that has taken over the result of another, had read its data.
+        A rank whose update of that step has failed, and that has taken over the result of another, had read its data,
+        and that of iterations that are left out. A rank that alone has completed the step behind it reads that again.
+
+        Raises:
+            RecoveryError: what follows that step is not at hand.
         """
-        if self._completed != step:
-            self.advance(step)
         for one in self.train:
-            one.rewind()
+            if step > one.completed:
+                one.advance(step)
+            one.rewind(step)
 
     def train_from(self, consumed: int, step: int) -> bool:
         """Go on after `step`, behind `consumed` samples.
@@ -123,8 +124,7 @@ class DataSource:
         Returns:
             False when a loader is not Megatron's own and cannot be positioned.
         """
-        self._completed = step
-        return _position(self.train, self._train_loaders, consumed, lambda one, inner: one.replace(inner))
+        return _position(self.train, self._train_loaders, consumed, lambda one, inner: one.replace(inner, step))
 
     def valid_from(self, consumed: int) -> bool:
         """The same for validation."""
@@ -135,8 +135,8 @@ def _listed(iterators: Any) -> list[Any]:
     return list(iterators) if isinstance(iterators, (list, tuple)) else [iterators]
 
 
-def _inside(iterator: Any) -> Rewindable:
-    made = Rewindable(iterator.iterable)
+def _inside(iterator: Any, step: int) -> Rewindable:
+    made = Rewindable(iterator.iterable, step)
     iterator.iterable = made
     return made
 

@@ -12,13 +12,14 @@ import torch
 from mindio_tft_patch.adaptors.porting.gate import StepGate
 from mindio_tft_patch.adaptors.porting.protection import Protection
 from mindio_tft_patch.config import Config
+from mindio_tft_patch.errors import ConfigError
 from mindio_tft_patch.fault_injection import VARIABLE
 from mindio_tft_patch.processor.progress import ProgressBoard
 
 
 @dataclass(frozen=True)
 class Objects:
-    """What injected memory errors reach into. optimizer: has an attribute `optimizer`, the torch optimizer."""
+    """What injected memory errors reach into. optimizer: of torch, or has one as its attribute `optimizer`."""
 
     model: Sequence[torch.nn.Module]
     optimizer: Any
@@ -63,12 +64,19 @@ def inject_faults(
     if they are wanted: `board.moment("step_begin")` for "between", "loader", "save" for "save_begin", and "save_end".
 
     Args:
-        optimizer: has an attribute `optimizer`, the torch optimizer of this rank's shard.
+        optimizer: the torch optimizer of this rank's shard, or an object that has it as its attribute `optimizer`;
+            None: this rank has none.
 
     Raises:
-        ConfigError: the schedule makes no sense.
+        ConfigError: the schedule makes no sense, or `optimizer` is something else.
     """
     if protection.active and environ.get(VARIABLE):
+        wraps = hasattr(optimizer, "optimizer") or hasattr(optimizer, "chained_optimizers")
+        if optimizer is not None and not wraps and not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(
+                f"inject_faults(optimizer=...): {type(optimizer).__name__} is no torch optimizer and has none.",
+                change="Hand over the torch.optim.Optimizer of this rank, or an object with an attribute `optimizer`.",
+            )
         # Only now: a job without faults on purpose imports nothing of it.
         from mindio_tft_patch.adaptors.injection.arm import arm_framework
 

@@ -233,7 +233,13 @@ class Processor:
             ConfigError: replica_info has not the documented form, or the rank is another one.
         """
         config = self.config
-        found = layouts(rank, replica_info, framework_type=config.framework_type, mindspore=config.mindspore)
+        found = layouts(
+            rank,
+            replica_info,
+            world_size=config.world_size,
+            framework_type=config.framework_type,
+            mindspore=config.mindspore,
+        )
         if rank != config.rank:
             raise ConfigError(
                 f"tft_set_optimizer_replica: rank is {rank}, but tft_init_processor was called for rank {config.rank}.",

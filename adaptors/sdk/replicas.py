@@ -60,7 +60,14 @@ def alone(rank: int) -> tuple[Layout, ...]:
     return (Layout(0, ((rank,),)),)
 
 
-def layouts(rank: int, replica_info: Any, *, framework_type: int = 0, mindspore: bool = False) -> tuple[Layout, ...]:
+def layouts(
+    rank: int,
+    replica_info: Any,
+    *,
+    world_size: int = checks.WORLD_SIZE_MAX,
+    framework_type: int = 0,
+    mindspore: bool = False,
+) -> tuple[Layout, ...]:
     """Check `replica_info` and work out who holds what.
 
     Raises:
@@ -72,10 +79,17 @@ def layouts(rank: int, replica_info: Any, *, framework_type: int = 0, mindspore:
             f"{_CALL}: replica_info is {replica_info!r}.",
             change=f"Pass a list of dictionaries with {', '.join(_FIELDS)}, one per optimizer.",
         )
-    return tuple(
+    found = tuple(
         Layout(index, _shards(rank, index, element, framework_type, mindspore))
         for index, element in enumerate(replica_info)
     )
+    strangers = {one for element in replica_info for one in element["rank_list"] if one >= world_size}
+    if strangers:
+        raise ConfigError(
+            f"{_CALL}: replica_info names rank {min(strangers)}, but the job has {world_size} ranks.",
+            change=f"Name ranks from 0 to {world_size - 1}.",
+        )
+    return found
 
 
 def _shards(rank: int, index: int, element: Any, framework_type: int, mindspore: bool) -> tuple[tuple[int, ...], ...]:

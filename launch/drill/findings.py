@@ -191,7 +191,10 @@ class Report:
             return "the drill was ended before"
         if self.runs[-1].code != 0:
             return "the job had ended before; --resume starts it again after a dump"
-        return "the job never came to that moment of that step on that rank"
+        return (
+            "the job never came to that moment of that step on that rank, or found nothing to overwrite there "
+            "(`was not injected` in its log)"
+        )
 
     def _of_comparison(self) -> list[str]:
         compared = self.comparison

@@ -9,7 +9,6 @@ from unittest import mock
 import torch
 
 from mindio_tft_patch.adaptors.megatron.data_source import DataSource
-from mindio_tft_patch.adaptors.porting.rewindable import Rewindable
 
 
 class Sampler:
@@ -42,30 +41,23 @@ def source_over(train: Any, valid: Any, step: int = 0) -> tuple[DataSource, Any,
     return source, outer[0], outer[1]
 
 
-def test_what_was_read_since_the_last_step_is_handed_out_again() -> None:
-    one = Rewindable(iter(range(10)))
-    assert [next(one) for _ in range(3)] == [0, 1, 2]
-    one.advance()
-    assert [next(one) for _ in range(2)] == [3, 4]
-    one.rewind()
-    assert [next(one) for _ in range(4)] == [3, 4, 5, 6]
+def test_a_rank_that_goes_back_one_step_reads_again_what_it_alone_had_used_up() -> None:
+    source, train, _ = source_over(loader(), loader())
+    assert int(next(train.iterable)) == 0
+    source.advance(1)
+    assert [int(next(train.iterable)) for _ in range(2)] == [1, 2]
+    source.advance(2)  # a memory error follows, before any other rank has passed the gate
+    source.rewind_to(1)
+    assert [int(next(train.iterable)) for _ in range(3)] == [1, 2, 3]
 
 
-def test_rewinding_twice_in_a_row_and_in_the_middle_of_a_repetition() -> None:
-    one = Rewindable(iter(range(10)))
-    assert [next(one) for _ in range(3)] == [0, 1, 2]
-    one.rewind()
-    one.rewind()
-    assert next(one) == 0
-    one.rewind()
-    assert [next(one) for _ in range(5)] == [0, 1, 2, 3, 4]
-
-
-def test_what_training_does_to_a_batch_is_not_seen_the_second_time() -> None:
-    one = Rewindable(iter([{"tokens": 1}]))
-    next(one)["tokens"] = 2
-    one.rewind()
-    assert next(one) == {"tokens": 1}
+def test_a_rank_that_has_left_out_an_iteration_goes_on_and_back() -> None:
+    source, train, _ = source_over(loader(), loader())
+    assert [int(next(train.iterable)) for _ in range(2)] == [0, 1]  # of iteration 1, which is left out, and of 2
+    source.rewind_to(2)
+    assert int(next(train.iterable)) == 2
+    source.rewind_to(0)
+    assert [int(next(train.iterable)) for _ in range(3)] == [0, 1, 2]
 
 
 def test_a_rank_whose_own_update_failed_does_not_read_the_step_again() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 import torch
 
 from mindio_tft_patch.adaptors.injection import memory
-from mindio_tft_patch.fault_injection import ADAPTOR_KINDS, PlannedFault
+from mindio_tft_patch.adaptors.porting import Protection, StepGate, inject_faults
+from mindio_tft_patch.config import read_config
+from mindio_tft_patch.errors import ConfigError
+from mindio_tft_patch.fault_injection import ADAPTOR_KINDS, NotInjectedError, PlannedFault
 from mindio_tft_patch.processor.detect import Detector
 from mindio_tft_patch.processor.progress import ProgressBoard
 from mindio_tft_patch.protocol.phases import Activity, FaultKind
@@ -126,7 +129,8 @@ def test_a_multi_bit_error_outside_the_update_breaks_gradients(board: ProgressBo
 
 def test_before_training_there_is_nothing_to_break_but_the_error_comes(board: ProgressBoard) -> None:
     acts = memory.kinds(lambda: None, board, 0)
-    acts.pop("bit_flip")(PlannedFault(0, 1, "forward", "bit_flip"))  # it never raises
+    with pytest.raises(NotInjectedError, match="bit_flip finds no tensor"):  # there is no error of it that could come
+        acts.pop("bit_flip")(PlannedFault(0, 1, "forward", "bit_flip"))
     for name, act in acts.items():
         with pytest.raises(RuntimeError, match=r"UCE ERROR|HBM MULTI BIT ECC"):
             act(PlannedFault(0, 1, "forward", name))
@@ -135,3 +139,68 @@ def test_before_training_there_is_nothing_to_break_but_the_error_comes(board: Pr
 def test_every_memory_kind_of_a_schedule_can_be_done(board: ProgressBoard) -> None:
     named = {name for name in ADAPTOR_KINDS if name.startswith("memory_") or name == "bit_flip"}
     assert named == set(memory.kinds(lambda: None, board, 0))
+
+
+# ---------------------------------------------------------------- a torch optimizer that nothing wraps
+
+
+def plain(steps: int = 1) -> Training:
+    """What a trainer of one's own hands over: modules, and torch's optimizer itself."""
+    training = Training(model=[torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())])
+    training.optimizer = torch.optim.AdamW(training.model[0].parameters())
+    for _ in range(steps):
+        training.model[0](torch.ones(3, 4)).sum().backward()
+        training.optimizer.step()
+    return training
+
+
+def nan_in(tensors: Any) -> set[bool]:
+    return {bool(one.isnan().all()) for one in tensors}
+
+
+@pytest.mark.parametrize("name", ["memory_moments", "memory_ecc"])
+def test_the_state_of_a_plain_optimizer_is_broken(name: str, board: ProgressBoard) -> None:
+    training = plain()
+    board.enter(Activity.UPDATE)
+    with pytest.raises(RuntimeError, match=r"UCE ERROR|HBM MULTI BIT ECC"):
+        memory.kinds(lambda: training, board, 0)[name](FAULT)
+    states = training.optimizer.state.values()
+    assert nan_in(one[key] for one in states for key in ("exp_avg", "exp_avg_sq")) == {True}
+    assert nan_in(training.model[0].parameters()) == {name == "memory_ecc"}
+    assert {float(one["step"]) for one in states} == {1.0}
+
+
+def test_the_main_parameters_of_a_plain_optimizer_are_those_of_the_model(board: ProgressBoard) -> None:
+    training = plain()
+    with pytest.raises(RuntimeError, match="UCE ERROR"):
+        memory.kinds(lambda: training, board, 0)["memory_main_parameters"](FAULT)
+    assert nan_in(training.model[0].parameters()) == {True}
+
+
+def test_a_bit_of_the_state_of_a_plain_optimizer_is_flipped(board: ProgressBoard) -> None:
+    training = plain()
+    before = [one.clone() for one in memory.moments(training)]
+    memory.kinds(lambda: training, board, 0)["bit_flip"](FAULT)
+    assert [torch.equal(*pair) for pair in zip(before, memory.moments(training), strict=True)].count(False) == 1
+
+
+@pytest.mark.parametrize("name", ["memory_moments", "memory_main_parameters", "memory_gradients", "bit_flip"])
+def test_where_there_is_nothing_to_break_no_error_comes_either(name: str, board: ProgressBoard) -> None:
+    training = plain(0)
+    training.optimizer = None
+    with pytest.raises(NotInjectedError, match=f"{name} finds no tensor"):
+        memory.kinds(lambda: training, board, 0)[name](replace(FAULT, kind=name))
+
+
+def test_before_its_first_step_an_optimizer_has_no_state_and_the_error_comes_alone(board: ProgressBoard) -> None:
+    training = plain(0)
+    with pytest.raises(RuntimeError, match="UCE ERROR"):
+        memory.kinds(lambda: training, board, 0)["memory_moments"](FAULT)
+
+
+def test_an_optimizer_that_is_none_is_refused_when_it_is_handed_over() -> None:
+    environ = {"TFT_INJECT": "rank=9,step=1,moment=forward,kind=memory_moments"}
+    protection = Protection(read_config(["--enable-high-availability"], {"TFT_ADAPTOR": "own"}))
+    gate = StepGate(protection.board, barrier=protection.barrier)
+    with pytest.raises(ConfigError, match=r"inject_faults\(optimizer=...\): Chunk is no torch optimizer"):
+        inject_faults(protection, gate, model=[Chunk()], optimizer=Chunk(), environ=environ)

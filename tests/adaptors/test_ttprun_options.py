@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+
 import pytest
 
 from mindio_tft_patch.adaptors.ttprun_options import parse_ttprun
@@ -38,3 +40,15 @@ def test_help_tells_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse_ttprun(["--help"])
     assert "--standby" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [("dump;retry", "'dump;retry' is none of dump, retry, recover"), ("Dump", "'Dump' is none of"), ("exit", "")],
+)
+def test_a_switch_of_which_no_word_is_known_is_told(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from mindio_tft_patch.launch.ttprun import job_config
+
+    assert not job_config(Namespace(training_script_args=[]), {"HIGH_AVAILABILITY": words}).high_availability
+    error = capsys.readouterr().err
+    assert said in error and bool(error) is bool(said)

@@ -142,6 +142,14 @@ def test_the_tiny_trainer_keeps_the_contract_and_trains_on_after_its_rehearsal(
     assert differences_of_runs(unbroken("dp4"), job) == []
 
 
+@pytest.mark.nightly
+def test_a_rehearsal_that_fails_ends_the_job_and_is_not_begun_again(jobs: TinyJobs) -> None:
+    job = jobs.run("job", "rank=1,step=3,moment=forward,kind=exception", script="rehearse.py")
+    assert job.code == 1, job.story()
+    assert [record["strategy"] for record in job.records()] == ["dump"], job.story()
+    assert [len(job.processes(rank)) for rank in range(RANKS)] == [1] * RANKS
+
+
 # ---------------------------------------------------------------- the rest of the points
 
 

@@ -64,7 +64,7 @@ def test_a_script_that_activates_an_environment_starts_nothing(tmp_path: Path, e
 
 def test_a_script_that_calls_no_launcher_is_refused_with_the_way_out(tmp_path: Path, environ: dict[str, str]) -> None:
     path = script(tmp_path, "#!/bin/sh\nexit 3\n")
-    with pytest.raises(ConfigError, match=r"exit code 3.*in front of the command that starts the ranks"):
+    with pytest.raises(ConfigError, match=r"exit code was 3.*in front of the command that starts the ranks"):
         shell_script.recorded([str(path)], environ)
     with pytest.raises(ConfigError, match="cannot be run"):
         shell_script.recorded([str(tmp_path / "absent.sh")], environ)
@@ -107,3 +107,32 @@ def test_where_nothing_is_patched_an_import_may_stand_anywhere(
     path = script(tmp_path, "import mindspeed_llm\nimport mindio_tft_patch\n")
     findings = examine.examine(["ttprun", str(path), "--enable-high-availability"], environ).findings
     assert any("first import" in finding.change for finding in findings) is judged
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(sleep 0.3; ttprun --nproc-per-node 2 train.py) > log 2>&1 &\n",
+        "nohup sh -c 'sleep 0.3; exec ttprun --nproc-per-node 2 train.py' > log 2>&1 &\n",
+        "setsid sh -c 'sleep 0.3; ttprun --nproc-per-node 2 train.py' &\n",
+        "while true; do ttprun --nproc-per-node 2 train.py; sleep 0.05; done\n",
+        "ttprun --nproc-per-node 2 train.py\nsleep 1000\n",
+    ],
+    ids=["background", "nohup", "session", "loop", "long"],
+)
+def test_the_script_and_what_it_leaves_running_end_at_the_first_call(
+    tmp_path: Path, environ: dict[str, str], text: str
+) -> None:
+    path = script(tmp_path, f"#!/bin/sh\n{text}")
+    marked = {**environ, "MARK": str(tmp_path)}
+    call = shell_script.recorded([str(path)], marked, limit_seconds=30)
+    assert call.words == ("ttprun", "--nproc-per-node", "2", "train.py")
+    assert not shell_script._members(str(tmp_path))
+    assert not list(tmp_path.rglob("started"))
+
+
+def test_what_never_calls_a_launcher_is_ended_as_well(tmp_path: Path, environ: dict[str, str]) -> None:
+    path = script(tmp_path, "#!/bin/sh\nsleep 1000 &\nsleep 1000\n")
+    with pytest.raises(ConfigError, match="has not called ttprun within"):
+        shell_script.recorded([str(path)], {**environ, "MARK": str(tmp_path)}, limit_seconds=0.3)
+    assert not shell_script._members(str(tmp_path))

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from mindio_tft_patch.errors import ConfigError
-from mindio_tft_patch.fault_injection import FaultInjector, PlannedFault, kinds, known_kinds, read_schedule
+from mindio_tft_patch.fault_injection import (
+    FaultInjector,
+    NotInjectedError,
+    PlannedFault,
+    kinds,
+    known_kinds,
+    read_schedule,
+)
 from mindio_tft_patch.fired_faults import FiredFaults
 
 
@@ -169,3 +176,26 @@ def test_a_kind_that_nobody_can_do_is_refused_where_it_would_happen() -> None:
     FaultInjector(schedule, rank=1)
     with pytest.raises(ConfigError, match="memory_moments"):
         FaultInjector(schedule, rank=0)
+
+
+def test_a_fault_that_could_not_be_done_is_told_and_has_not_happened(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(fault: PlannedFault) -> None:
+        raise NotInjectedError("there is nothing to overwrite")
+
+    fired = FiredFaults(tmp_path)
+    schedule = read_schedule(f"{FORWARD};rank=0,step=1,moment=forward,kind=slow")
+    FaultInjector(schedule, 0, {"sigkill": refuse, "slow": lambda fault: None}, fired=fired)("forward", 0)
+    assert [firing.number for firing in fired.read()] == [1]
+    assert f"the fault was not injected: {FORWARD}: there is nothing to overwrite" in caplog.text
+
+
+def test_only_the_last_claim_of_this_process_is_withdrawn(tmp_path: Path) -> None:
+    times = iter([1.0, 2.0])
+    fired = FiredFaults(tmp_path, clock=lambda: next(times))
+    fired.withdraw(0)
+    assert fired.claim(0, "", 1, times=2) and fired.claim(0, "", 2, times=2)
+    fired.withdraw(1)
+    fired.withdraw(0)
+    assert [firing.completed for firing in fired.read()] == [1]

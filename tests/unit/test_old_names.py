@@ -132,3 +132,16 @@ def test_nothing_is_said_without_an_original(capsys: pytest.CaptureFixture[str])
     importlib.import_module("mindio_ttp")
     old_names.warn_of_original({})
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("put_there", [old_names.install, run_pth_line])
+def test_a_folder_without_code_does_not_hide_ours(
+    put_there: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mindio_ttp").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    put_there()  # type: ignore[operator]
+    assert old_names.is_ours(importlib.import_module("mindio_ttp.framework_ttp"))
+    old_names.warn_of_original({})
+    assert capsys.readouterr().err == ""

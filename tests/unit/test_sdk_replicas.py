@@ -86,3 +86,9 @@ def test_a_rank_that_has_said_nothing_is_alone() -> None:
 def test_what_cannot_be_is_refused_in_words(rank: int, replica_info: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         layouts(rank, replica_info)
+
+
+def test_ranks_that_the_job_has_not_are_refused() -> None:
+    assert layouts(1, [info([0, 1], 2)], world_size=2)
+    with pytest.raises(ConfigError, match="names rank 7, but the job has 2 ranks"):
+        layouts(1, [info([0, 1, 8, 7], 2)], world_size=2)

@@ -69,7 +69,9 @@ def main() -> None:
     tolerance.ready(trainer)
     steps, options.steps = options.steps, 2
     trainer.train()
-    check_handlers(tolerance.protection.handlers, rank=tolerance.rank, rehearsal=rehearsal_of(trainer, tolerance))
+    handlers, rehearsal = tolerance.protection.handlers, rehearsal_of(trainer, tolerance)
+    # In run(): what fails there ends the job, and is no lost process that would be started anew.
+    tolerance.protection.run(lambda: check_handlers(handlers, rank=tolerance.rank, rehearsal=rehearsal))
     print(f"rank {tolerance.rank}: the handlers keep the contract", flush=True)
     tolerance.resumed = False
     options.steps = steps

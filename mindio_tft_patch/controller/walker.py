@@ -139,7 +139,8 @@ class Walker:
             return
         needed: Collection[int] = plan.participants
         if plan.strategy in IN_PLACE:
-            needed = {*needed, *plan.faulty}
+            # Also whoever has come back and has not answered yet, though the plan does not know it.
+            needed = {*needed, *plan.faulty, *walk.waiting}
         elif walk.phase is Phase.DUMP:
             # Who has written its part of the checkpoint is not missed any more; the others say so if they do miss it.
             needed = walk.waiting

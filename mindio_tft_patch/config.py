@@ -213,7 +213,12 @@ def _switched_by_environment(reader: _Reader, flags: frozenset[str]) -> frozense
 
 def _log_path(reader: _Reader) -> Path:
     path = Path(reader.environ.get("TTP_LOG_PATH") or "logs")
-    if path.is_symlink():
+    try:
+        linked = path.is_symlink()
+    except OSError as problem:  # a name that is too long for any file
+        reader.warn(f"TTP_LOG_PATH cannot be a folder ({problem.strerror}); using logs.")
+        return Path("logs")
+    if linked:
         reader.warn(f"TTP_LOG_PATH={path} is a symbolic link, which a log folder must not be; using logs.")
         return Path("logs")
     return path

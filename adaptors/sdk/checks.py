@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import ipaddress
 import re
 from collections.abc import Callable
@@ -73,13 +74,15 @@ def address(call: str, name: str, value: Any, *, may_be_empty: bool = False) -> 
 
 
 def function(call: str, name: str, value: Any) -> Callable[..., Any]:
-    """Something that can be called.
+    """Something that can be called, and has done its work when it returns.
 
     Raises:
-        TypeError: it cannot.
+        TypeError: it is not.
     """
     if not callable(value):
         raise TypeError(f"{call}: {name} must be callable, not {value!r}")
+    if inspect.iscoroutinefunction(value) or inspect.isgeneratorfunction(value) or inspect.isasyncgenfunction(value):
+        raise TypeError(f"{call}: {name} must do its work when it is called; {value!r} only hands out an object for it")
     return value  # type: ignore[no-any-return]
 
 

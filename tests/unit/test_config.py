@@ -102,3 +102,9 @@ def test_the_controller_takes_its_durations_from_the_configuration() -> None:
     options = options_of(config, 8)
     assert (options.world_size, options.dump_timeout_seconds, options.hang_seconds) == (8, 33.0, 7.0)
     assert options.silence_seconds == 1.5
+
+
+def test_a_log_folder_with_a_name_that_no_file_can_have_gives_way() -> None:
+    config = read_config([], {"TTP_LOG_PATH": "x" * 300})
+    assert config.log_path == Path("logs")
+    assert any("TTP_LOG_PATH cannot be a folder" in warning for warning in config.warnings)

@@ -573,12 +573,13 @@ def test_agents_are_told_who_is_to_be_started_anew_under_a_manager_too() -> None
 
 
 def test_a_process_that_comes_back_while_the_manager_is_asked_and_then_hangs_holds_nobody_up() -> None:
-    job = ManagedJob(strategies=DUMP_ONLY, with_agent=True, manager_seconds=20)
+    times = {"dump_timeout_seconds": 30, "phase_timeout_seconds": 30, "return_seconds": 60, "manager_seconds": 20}
+    job = ManagedJob(strategies=DUMP_ONLY, with_agent=True, **times)
     for rank in (0, 1, 2):
         job.dies(rank)
     job.finishes(3)
     job.registers_again(0)
     job.gets_ready(0, tuple(Strategy))
-    job.passes(60, step=1.0)
+    job.passes(200, step=1.0)
     assert "rank 0: hang" in job.log
     assert job.machine.verdict is not None

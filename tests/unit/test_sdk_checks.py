@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -86,3 +88,18 @@ def test_a_switch_is_true_or_false() -> None:
 def test_what_cannot_be_called_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="tft_call: func must be callable, not 5"):
         checks.function("tft_call", "func", 5)
+
+
+async def coroutine() -> None:
+    """Does nothing when it is called."""
+
+
+def generator() -> Iterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize("value", [coroutine, generator, functools.partial(coroutine)])
+def test_what_only_hands_out_an_object_is_no_function_to_call(value: object) -> None:
+    with pytest.raises(TypeError, match="must do its work when it is called"):
+        checks.function("tft_exception_handler", "func", value)
+    assert checks.function("call", "name", print) is print

@@ -150,7 +150,7 @@ class OursStandby(Ours):
 
     def misses(self, log: Sequence[Mapping[str, Any]]) -> str:
         """The stand-by must have been used."""
-        used = any("becomes a rank" in str(line.get("message")) for line in log)
+        used = any("becomes rank " in str(line.get("message")) for line in log)
         return super().misses(log) or ("" if used else "the stand-by was not used")
 
 

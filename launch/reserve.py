@@ -23,6 +23,7 @@ from typing import Any
 log = logging.getLogger("mindio_tft_patch.launch")
 
 REFILL_SECONDS = 5.0  # from the end of a recovery to the start of the next stand-by, which takes a core for a while
+BECOMES = "the stand-by process %d becomes rank %s"  # in the log; the benchmark looks for it
 ACCEPT_SECONDS = 1.0  # a stand-by takes its order in a moment; one that is stopped or swapped out is passed over
 MOST_FAILURES = 3  # in a row, before a stand-by was ready
 
@@ -229,7 +230,7 @@ class Reserve:
                 self._standbys.remove(standby)
                 standby.close()
                 self._given = str(order.environ.get("RANK", "?"))
-                log.info("the stand-by process %d becomes rank %s", process.pid, self._given)
+                log.info(BECOMES, process.pid, self._given)
                 return process
         log.warning("no stand-by is used: %s; a new process is started", why)
         return None

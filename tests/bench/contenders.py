@@ -18,6 +18,7 @@ from bench.family import Family
 from bench.peers.names import STEPS
 from bench.recovery_log import records
 from bench.step_writer import HOLD_BEFORE
+from mindio_tft_patch.launch.reserve import BECOMES
 
 RANKS, ITERATIONS, SAVE_EVERY = 4, 20, 10
 # Steps from here on are those in which somebody dies. All wait before the first of them until everything is ready.
@@ -150,7 +151,9 @@ class OursStandby(Ours):
 
     def misses(self, log: Sequence[Mapping[str, Any]]) -> str:
         """The stand-by must have been used."""
-        used = any("becomes rank " in str(line.get("message")) for line in log)
+        before, _, after = BECOMES.removesuffix("%s").partition("%d")
+        messages = [str(line.get("message")) for line in log]
+        used = any(message.startswith(before) and after in message for message in messages)
         return super().misses(log) or ("" if used else "the stand-by was not used")
 
 

@@ -22,6 +22,7 @@ from mindio_tft_patch.fault_injection import STATE_VARIABLE, VARIABLE
 from mindio_tft_patch.fired_faults import FiredFaults, Firing
 from mindio_tft_patch.launch.drill.findings import Line, Run, read_line
 from mindio_tft_patch.launch.drill.job import read_logs
+from mindio_tft_patch.launch.proc_stat import processes
 
 RANKS = 4
 _PORTS = range(20_000, 30_000)  # below those that systems give to connections (32768 and more on Linux)
@@ -303,13 +304,8 @@ def _free_port() -> int:
 
 def _children(parent: int) -> Iterator[tuple[int, dict[str, str]]]:
     """Process id and environment of each child of a process, from /proc."""
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal():
-            continue
-        with contextlib.suppress(OSError, ValueError):
-            # The name of the program stands in parentheses and may hold anything.
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[1]) != parent:
-                continue
-            words = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
-            yield int(entry.name), dict(word.split("=", 1) for word in words if "=" in word)
+    for one in processes():
+        if one.parent == parent:
+            with contextlib.suppress(OSError):
+                words = (one.folder / "environ").read_bytes().decode(errors="replace").split("\0")
+                yield one.pid, dict(word.split("=", 1) for word in words if "=" in word)

@@ -26,10 +26,14 @@ class ConfigError(TftError):
     Args:
         message: what is wrong and why.
         change: what the user has to change, naming the flag or variable; appended to the message.
+
+    Attributes:
+        message, change: the two parts, for those who show them apart.
     """
 
     def __init__(self, message: str, *, change: str = "") -> None:
         super().__init__(f"{message} {change}".strip())
+        self.message = message
         self.change = change
 
 

@@ -104,7 +104,7 @@ def _case(command: Command, read: reading.Reading, environ: Mapping[str, str]) -
     try:
         config = read_config(launch.script_args, environ)
     except ConfigError as problem:
-        trouble = (error("flags", str(problem).removesuffix(problem.change).strip(), problem.change),)
+        trouble = (error("flags", problem.message, problem.change),)
         config = read_config([], {name: value for name, value in environ.items() if name != "HIGH_AVAILABILITY"})
     config = replace(config, world_size=launch.world_size, local_world_size=launch.ranks_per_node)
     arguments = completed(read.arguments, launch.script_args, launch.world_size)

@@ -26,7 +26,7 @@ class Place:
     """A line of the script; framework: the module that is imported there."""
 
     line: int
-    framework: str = ""
+    framework: str
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from mindio_tft_patch.adaptors.doctor.findings import Finding, error, ok, warning
+from mindio_tft_patch.adaptors.doctor.storage import nearest_existing
 from mindio_tft_patch.config import MASTER_FLAG, Config
 from mindio_tft_patch.errors import ConfigError
 from mindio_tft_patch.fault_injection import STATE_VARIABLE, VARIABLE, read_schedule
@@ -69,8 +70,7 @@ def _injection(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
     try:
         faults = read_schedule(text)
     except ConfigError as problem:
-        message = str(problem).removesuffix(problem.change).strip()
-        yield error(AREA, f"{message} The job would refuse to start.", f"{problem.change} Or unset {VARIABLE}.")
+        yield error(AREA, f"{problem.message} The job would refuse to start.", f"{problem.change} Or unset {VARIABLE}.")
         return
     if not faults:
         return
@@ -92,11 +92,12 @@ def _key_file(config: Config) -> Iterator[Finding]:
     try:
         read_keys(config.keys_path)
     except ConfigError as problem:
-        message = str(problem).removesuffix(problem.change).strip()
         if config.controller_of_cluster and config.encrypted:
-            yield error(AREA, message, problem.change)
+            yield error(AREA, problem.message, problem.change)
         else:
-            yield warning(AREA, f"{message} This job makes keys of its own.", f"{problem.change} Or unset TFT_KEYS.")
+            yield warning(
+                AREA, f"{problem.message} This job makes keys of its own.", f"{problem.change} Or unset TFT_KEYS."
+            )
 
 
 def _log_folder(config: Config) -> Iterator[Finding]:
@@ -108,7 +109,7 @@ def _log_folder(config: Config) -> Iterator[Finding]:
 
 def _no_folder(path: Path) -> str:
     """Why files cannot be written into a folder that may not be there yet; empty: they can."""
-    nearest = next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
+    nearest = nearest_existing(path)
     if not nearest.is_dir():
         return f"{nearest} is not a folder"
     return "" if os.access(nearest, os.W_OK | os.X_OK) else f"{nearest} is not writable"

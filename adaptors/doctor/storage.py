@@ -60,10 +60,15 @@ class Plan:
     protected: bool = True
 
 
+def nearest_existing(path: Path) -> Path:
+    """The path itself, or the first of the folders around it that is there."""
+    return next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
+
+
 def look_at(path: Path) -> SaveFolder:
     """Look at a save directory. Writes a probe of 16 MiB into it and removes it; creates nothing else."""
     exists = path.is_dir()
-    nearest = path if exists else next(parent for parent in path.absolute().parents if parent.exists())
+    nearest = path if exists else nearest_existing(path.absolute().parent)
     trouble, speed = "", None
     if path.exists() and not exists:
         trouble = "it is not a folder"

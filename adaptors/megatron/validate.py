@@ -187,8 +187,7 @@ def _flag_findings(facts: Facts) -> Iterator[Finding]:
     try:
         check_flags(facts.flags)
     except ConfigError as problem:
-        message = str(problem).removesuffix(problem.change).strip()
-        yield Finding(Severity.ERROR, message, problem.change)
+        yield Finding(Severity.ERROR, problem.message, problem.change)
     if ELASTIC_FLAG in facts.flags:
         yield Finding(
             Severity.ERROR,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
+
+from mindio_tft_patch.launch.proc_stat import processes
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ENOUGH = 3  # the first asks the command to save, the second to end at once
@@ -67,11 +68,4 @@ def send(group: int, number: int) -> None:
 
 def lives(group: int) -> bool:
     """Is there a process of the group that runs? One that has ended and was not waited for does not count."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with contextlib.suppress(OSError, IndexError):
-                # The name of the program stands in parentheses and may hold anything.
-                state, _, its_group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
-                if int(its_group) == group and state not in "ZX":
-                    return True
-    return False
+    return any(one.group == group and one.state not in "ZX" for one in processes())

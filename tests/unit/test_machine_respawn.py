@@ -282,18 +282,18 @@ def test_a_rank_that_has_left_training_cannot_be_recovered_in_place_any_more() -
     assert "no respawn: rank 2 has left training" in job.plan.reason
 
 
-def resumes_after_the_last_step() -> Job:
+def resumes_after_the_last_step(*resumed: int) -> Job:
     job = make()
     lose_one(job)
     job.comes_back(1)
     job.walks(Phase.REBUILD, Phase.REPAIR, Phase.ROLLBACK)
-    job.done(Phase.RESUME, 0, 1)
+    job.done(Phase.RESUME, *resumed)
     job.finishes(1)
     return job
 
 
 def test_a_rank_that_resumes_and_has_no_step_left_may_leave_before_the_others_have_resumed() -> None:
-    job = resumes_after_the_last_step()
+    job = resumes_after_the_last_step(0, 1)
     job.finishes(0)
     job.passes(0.5, beating=(2, 3))
     job.done(Phase.RESUME, 2, 3)
@@ -306,7 +306,7 @@ def test_a_rank_that_resumes_and_has_no_step_left_may_leave_before_the_others_ha
 
 
 def test_a_rank_that_is_lost_while_others_leave_is_not_brought_back() -> None:
-    job = resumes_after_the_last_step()
+    job = resumes_after_the_last_step(0, 1)
     job.dies(2)
     job.decides()
     assert job.plan.strategy in {Strategy.DUMP, Strategy.EXIT}
@@ -314,12 +314,7 @@ def test_a_rank_that_is_lost_while_others_leave_is_not_brought_back() -> None:
 
 
 def test_a_rank_that_leaves_before_it_has_resumed_ends_the_attempt() -> None:
-    job = make()
-    lose_one(job)
-    job.comes_back(1)
-    job.walks(Phase.REBUILD, Phase.REPAIR, Phase.ROLLBACK)
-    job.done(Phase.RESUME, 0)
-    job.finishes(1)
+    job = resumes_after_the_last_step(0)
     job.decides()
     assert "attempt 1 is given up: rank 1 has left training" in job.log
 

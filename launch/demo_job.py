@@ -22,7 +22,7 @@ from mindio_tft_patch.fault_injection import STATE_VARIABLE, VARIABLE
 from mindio_tft_patch.fired_faults import FiredFaults, Firing
 from mindio_tft_patch.launch.drill.findings import Line, Run, read_line
 from mindio_tft_patch.launch.drill.job import read_logs
-from mindio_tft_patch.launch.proc_stat import processes
+from mindio_tft_patch.proc_stat import processes
 
 RANKS = 4
 _PORTS = range(20_000, 30_000)  # below those that systems give to connections (32768 and more on Linux)

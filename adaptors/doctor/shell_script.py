@@ -1,9 +1,9 @@
 """A training command that stands in a shell script: the script is run with launchers that start nothing.
 
 Only on demand (`mindio-tft doctor --script`): whatever the script does up to its first call is really done; then it is
-ended, with all that it has started. In front of its PATH are a
-`ttprun` and a `torchrun` that write down how they were called, and end. bash gets functions of these names as well,
-because a script that activates an environment puts another folder in front of PATH.
+ended, with all that it has started. In front of its PATH are a `ttprun` and a `torchrun` that write down how they were
+called, and end. bash gets functions of these names as well, because a script that activates an environment puts another
+folder in front of PATH.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
+from mindio_tft_patch import proc_stat
+from mindio_tft_patch.adaptors.doctor import script_tree
 from mindio_tft_patch.adaptors.doctor.command import TORCHRUN, TTPRUN, read_command
 from mindio_tft_patch.errors import ConfigError
 
@@ -93,22 +95,22 @@ def recorded(words: Sequence[str], environ: Mapping[str, str], limit_seconds: fl
         functions = {_FUNCTION.format(one): f'() {{ "{folder}/{one}" "$@"; }}' for one in (TTPRUN, TORCHRUN)}
         path = os.pathsep.join([name, environ.get("PATH", os.defpath)])
         found = folder / "call.json"
+        reason = folder / "reason"
+        process = subprocess.Popen(
+            [sys.executable, "-S", script_tree.__file__, str(reason), *words],
+            env={**environ, **functions, "PATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # the doctor's own output may be JSON
+            start_new_session=True,
+        )
         try:
-            process = subprocess.Popen(
-                list(words),
-                env={**environ, **functions, "PATH": path},
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # the doctor's own output may be JSON
-                start_new_session=True,
-            )
-        except OSError as problem:
-            change = f"Give the script as you start it, such as `bash {shown}`."
-            raise ConfigError(f"`{shown}` cannot be run: {problem.strerror}.", change=change) from None
-        try:
-            ended = _await_call(process, found, name, limit_seconds)
+            ended = _await_call(process, found, limit_seconds)
         finally:
             # Before the stand-ins go: whoever called a launcher now would find the real one.
-            _end(process, name)
+            _end(process)
+        if reason.exists():
+            change = f"Give the script as you start it, such as `bash {shown}`."
+            raise ConfigError(f"`{shown}` cannot be run: {reason.read_text()}.", change=change)
         if not found.exists():
             told = (
                 f"has called neither ttprun nor torchrun by its bare name; its exit code was {process.returncode}."
@@ -126,7 +128,7 @@ def recorded(words: Sequence[str], environ: Mapping[str, str], limit_seconds: fl
     return Call(tuple(call["words"]), variables, Path(call["folder"]))
 
 
-def _await_call(process: subprocess.Popen[bytes], found: Path, mark: str, limit_seconds: float) -> bool:
+def _await_call(tree: subprocess.Popen[bytes], found: Path, limit_seconds: float) -> bool:
     """Wait for the first call; it may come from what the script has left running in the background.
 
     Returns:
@@ -134,32 +136,36 @@ def _await_call(process: subprocess.Popen[bytes], found: Path, mark: str, limit_
     """
     deadline = time.monotonic() + limit_seconds
     while not found.exists() and time.monotonic() < deadline:
-        if process.poll() is not None and not _members(mark):
+        if tree.poll() is not None:
             return True
         time.sleep(_LOOK_SECONDS)
     return False
 
 
-def _end(process: subprocess.Popen[bytes], mark: str) -> None:
-    """End the script and whatever it has started, also what has left its session."""
+def _end(tree: subprocess.Popen[bytes]) -> None:
+    """End the script and whatever it has started, also what has left its session; the tree ends by itself then."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + _GRACE_SECONDS
-        while time.monotonic() < deadline:
-            running = {process.pid} if process.poll() is None else set()
-            running |= _members(mark)
-            if not running:
-                return
-            for pid in running:
+        while tree.poll() is None and time.monotonic() < deadline:
+            for pid in _descendants(tree.pid):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, number)
             time.sleep(_LOOK_SECONDS)
+    if tree.poll() is None:
+        os.killpg(tree.pid, signal.SIGKILL)  # a system without /proc
+        tree.wait()
 
 
-def _members(mark: str) -> set[int]:
-    """Processes in whose environment the folder of the stand-ins is; none where there is no /proc."""
-    found = set()
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if mark.encode() in (entry / "environ").read_bytes():
-                found.add(int(entry.name))
+def _descendants(ancestor: int) -> set[int]:
+    """Processes below another one, as far as one look finds them; none where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    with contextlib.suppress(FileNotFoundError):
+        for one in proc_stat.processes():
+            children.setdefault(one.parent, []).append(one.pid)
+    found: set[int] = set()
+    waiting = [ancestor]
+    while waiting:
+        new = set(children.get(waiting.pop(), ())) - found
+        found |= new
+        waiting.extend(new)
     return found

@@ -8,7 +8,7 @@ import signal
 from types import FrameType, TracebackType
 from typing import Any
 
-from mindio_tft_patch.launch.proc_stat import processes
+from mindio_tft_patch.proc_stat import processes
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ENOUGH = 3  # the first asks the command to save, the second to end at once

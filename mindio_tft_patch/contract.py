@@ -13,6 +13,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from mindio_tft_patch.processor.handlers import Handlers
 from mindio_tft_patch.protocol.messages import CommitState, ReplicaSet
 from mindio_tft_patch.protocol.phases import PATHS, Phase, Strategy
@@ -46,7 +48,10 @@ def lacks(handlers: Handlers, rank: int) -> list[str]:
             except Exception as error:
                 found.append(says(name, f"raised {type(error).__name__}: {error}"))
     if "replica_sets" in known:
-        found += _replica_sets(known["replica_sets"], rank)
+        malformed = [*_replica_sets(known["replica_sets"], rank)]
+        found += malformed
+        if malformed:
+            del known["replica_sets"]
     if "strategies" in known:
         found += _strategies(handlers, known["strategies"], known.get("replica_sets"))
     if "commit_state" in known:
@@ -71,6 +76,8 @@ def _shapes(handlers: Handlers) -> Iterator[str]:
             continue
         if inspect.iscoroutinefunction(method):
             yield says(name, "is a coroutine function, which nobody awaits")
+        if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
+            yield says(name, "is a generator function (it has a yield): calling it does nothing")
         try:
             inspect.signature(method).bind(*arguments)
         except TypeError as error:
@@ -82,6 +89,9 @@ def _shapes(handlers: Handlers) -> Iterator[str]:
 def _replica_sets(sets: Any, rank: int) -> Iterator[str]:
     if not isinstance(sets, tuple) or not all(isinstance(one, ReplicaSet) for one in sets):
         yield says("replica_sets", f"must return a tuple of ReplicaSet, not {sets!r}")
+        return
+    if malformed := [problem for one in sets if (problem := _malformed(one))]:
+        yield from (says("replica_sets", problem) for problem in malformed)
         return
     if not sets:
         yield says("replica_sets", "names no set: nothing of this rank could be saved or refilled")
@@ -157,6 +167,9 @@ def _commit(handlers: Handlers, commit: Any) -> Iterator[str]:
     if not isinstance(commit, CommitState):
         yield says("commit_state", f"must return a CommitState, not {commit!r}")
         return
+    if problem := _malformed(commit):
+        yield says("commit_state", problem)
+        return
     if commit.step < 0:
         yield says("commit_state", f"step {commit.step} is negative")
     for name, step in (("at_gate", commit.at_gate), ("updating", commit.updating)):
@@ -164,11 +177,27 @@ def _commit(handlers: Handlers, commit: Any) -> Iterator[str]:
             yield says("commit_state", f"{name} is {step}, but step {commit.step} is complete already")
     if commit.at_gate is not None and commit.updating is not None:
         yield says("commit_state", "a rank is at the gate or behind it, not both at once")
-    if handlers.commit_state() != commit:
-        yield says("commit_state", "changes by being asked")
+    if (again := _asked_again(handlers)) != commit:
+        yield says("commit_state", f"changes by being asked: it said {commit}, and then {again}")
     elsewhere: list[Any] = []
-    thread = threading.Thread(target=lambda: elsewhere.append(handlers.commit_state()))
+    thread = threading.Thread(target=lambda: elsewhere.append(_asked_again(handlers)))
     thread.start()
     thread.join()
     if elsewhere != [commit]:
-        yield says("commit_state", "does not say the same on another thread; it is asked from any")
+        yield says("commit_state", f"does not say the same on another thread, {elsewhere[0]}; it is asked from any")
+
+
+def _asked_again(handlers: Handlers) -> Any:
+    try:
+        return handlers.commit_state()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _malformed(value: CommitState | ReplicaSet) -> str:
+    """Why the controller could not read it: a message goes to it, and Python checks no types; empty when it could."""
+    try:
+        received = msgspec.convert(msgspec.to_builtins(value), type(value))
+    except (msgspec.ValidationError, TypeError) as error:
+        return f"{value!r} cannot be sent to the controller: {error}"
+    return "" if received == value else f"{value!r} comes to the controller as {received!r}: return that"

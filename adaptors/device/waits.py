@@ -27,6 +27,7 @@ from mindio_tft_patch.adaptors.device.stop_flag import StopFlag
 from mindio_tft_patch.processor.progress import ProgressBoard
 
 _SLICE_SECONDS = 0.1
+_SLICE = timedelta(seconds=_SLICE_SECONDS)
 
 
 def _untimed_codes() -> frozenset[int]:
@@ -131,10 +132,9 @@ class InterruptibleWaits:
             return self._wait_in_slices(work, original)
 
     def _wait_in_slices(self, work: Any, original: Callable[..., bool]) -> bool:
-        slice_time = timedelta(seconds=_SLICE_SECONDS)
         while True:
             try:
-                return bool(original(work, slice_time))
+                return bool(original(work, _SLICE))
             except RuntimeError:
                 # A time-out leaves the work incomplete; a real failure completes it with an exception. But the work may
                 # also have ended well just after the time-out: asking once more tells the two apart, at once.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from statistics import median
 
 from mindio_tft_patch.protocol.messages import CommitState, Progress
@@ -80,16 +80,9 @@ class ProgressBoard:
                 self._step_began = None
             self.enter(before)
 
-    @contextmanager
-    def in_collective(self) -> Iterator[None]:
+    def in_collective(self) -> AbstractContextManager[None]:
         """Mark that the main thread waits for other ranks."""
-        outer = self._collective_since
-        if outer is None:
-            self._collective_since = self._clock()
-        try:
-            yield
-        finally:
-            self._collective_since = outer
+        return _InCollective(self)
 
     def probe_with(self, probe: Callable[[], bool]) -> None:
         """Ask `probe` at every snapshot whether the main thread waits, for devices where the wait is not marked."""
@@ -126,3 +119,20 @@ class ProgressBoard:
             in_collective_seconds=None if waiting is None else now - waiting,
             step_seconds=median(durations) if durations else None,
         )
+
+
+class _InCollective(AbstractContextManager[None]):
+    """For every wait of a step; much cheaper than a generator."""
+
+    __slots__ = ("_board", "_outer")
+
+    def __init__(self, board: ProgressBoard) -> None:
+        self._board = board
+
+    def __enter__(self) -> None:
+        self._outer = self._board._collective_since
+        if self._outer is None:
+            self._board._collective_since = self._board._clock()
+
+    def __exit__(self, *_: object) -> None:
+        self._board._collective_since = self._outer

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mindio_tft_patch.errors import Interrupted, RecoveryError
@@ -82,6 +83,43 @@ def test_a_coroutine_is_named() -> None:
 
     handlers.dump = dump
     assert "point 7 (dump): is a coroutine function" in complaint(handlers)
+
+
+def test_a_generator_function_is_named() -> None:
+    handlers: Any = FakeHandlers()
+
+    def dump(plan: Plan) -> Any:
+        yield Outcome()
+
+    handlers.dump = dump
+    assert "point 7 (dump): is a generator function" in complaint(handlers)
+
+
+@pytest.mark.parametrize(
+    ("method", "answer", "says"),
+    [
+        ("commit_state", CommitState(step=1.5), "cannot be sent to the controller: Expected `int`, got `float`"),  # type: ignore[arg-type]
+        ("commit_state", CommitState(step=True), "cannot be sent to the controller: Expected `int`, got `bool`"),
+        ("commit_state", CommitState(step=np.int64(3)), "cannot be sent to the controller"),  # type: ignore[arg-type]
+        ("commit_state", CommitState(step=1, updating="2"), "cannot be sent to the controller"),  # type: ignore[arg-type]
+        ("replica_sets", (ReplicaSet("dense", None),), "cannot be sent to the controller"),  # type: ignore[arg-type]
+        ("replica_sets", (ReplicaSet(None, (0, 1)),), "cannot be sent to the controller"),  # type: ignore[arg-type]
+        ("replica_sets", (ReplicaSet("dense", [0, 1]),), "return that"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_the_controller_could_not_read_is_named(method: str, answer: Any, says: str) -> None:
+    handlers: Any = FakeHandlers()
+    setattr(handlers, method, lambda: answer)
+    said = complaint(handlers)
+    assert f"({method}): " in said and says in said
+
+
+def test_an_error_of_a_later_question_is_a_sentence_too() -> None:
+    handlers: Any = FakeHandlers()
+    answers = iter([CommitState(step=0)])
+    handlers.commit_state = lambda: next(answers)
+    said = complaint(handlers)
+    assert "changes by being asked" in said and "StopIteration" in said
 
 
 def test_all_lacks_are_told_at_once() -> None:

@@ -22,6 +22,7 @@ from mindio_tft_patch.fault_injection import STATE_VARIABLE, VARIABLE
 from mindio_tft_patch.fired_faults import FiredFaults, Firing
 from mindio_tft_patch.launch.drill.findings import Line, Run, read_line
 from mindio_tft_patch.launch.drill.job import read_logs
+from mindio_tft_patch.launch.tail import Tail
 from mindio_tft_patch.proc_stat import processes
 
 RANKS = 4
@@ -77,25 +78,6 @@ Observation = Step | LogLine | Firing
 
 class DemoError(Exception):
     """The demonstration did not go as promised; the message says what was seen and where to look."""
-
-
-class _Tail:
-    """Complete lines that are appended to a file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._position = 0
-        self._rest = b""
-
-    def lines(self) -> Iterator[str]:
-        """Lines that have been completed since the last call."""
-        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as stream:
-            stream.seek(self._position)
-            content = self._rest + stream.read()
-            self._position = stream.tell()
-            *complete, self._rest = content.split(b"\n")
-            for line in complete:
-                yield line.decode(errors="replace")
 
 
 def command(checkpoints: Path, data: Path, steps: int, *, in_place: bool) -> list[str]:
@@ -159,8 +141,8 @@ class Job:
         self._logs = folder / "logs"
         self._port = 0
         self._tries = 0
-        self._tail = _Tail(self.output)
-        self._log_tail: _Tail | None = None
+        self._tail = Tail(self.output)
+        self._log_tail: Tail | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -175,7 +157,7 @@ class Job:
         if self._faults:
             environ |= {VARIABLE: self._faults, STATE_VARIABLE: str(self.folder / "fired")}
         self._began = time.time()
-        self._tail = _Tail(self.output)
+        self._tail = Tail(self.output)
         with self.output.open("wb") as output:
             self._process = subprocess.Popen(
                 self.command,
@@ -185,7 +167,7 @@ class Job:
                 start_new_session=True,
                 env=environ,
             )
-        self._log_tail = _Tail(self._logs / f"ttp_log.jsonl.{self._process.pid}")
+        self._log_tail = Tail(self._logs / f"ttp_log.jsonl.{self._process.pid}")
 
     @property
     def code(self) -> int | None:

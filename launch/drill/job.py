@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mindio_tft_patch.errors import ConfigError
 from mindio_tft_patch.launch.drill.asked import Asked, lives, send
 from mindio_tft_patch.launch.drill.findings import Line, Run, read_line, read_log
+from mindio_tft_patch.launch.tail import Tail
 
 _LOOK_SECONDS = 0.05
 _GRACE_SECONDS = 30.0  # after SIGTERM, for a launcher that saves first
@@ -62,7 +63,7 @@ def run(start: Start, asked: Asked) -> Run:
             ) from problem
     lines: list[Line] = []
     timed_out = False
-    tail = _Tail(start.output)
+    tail = Tail(start.output)
     deadline = None if start.limit_seconds is None else time.monotonic() + start.limit_seconds
     asked.running(process.pid)
     try:
@@ -94,7 +95,7 @@ def _program(name: str, environ: Mapping[str, str]) -> str:
     return shutil.which(name, path=environ.get("PATH")) or name
 
 
-def _show(tail: _Tail) -> list[Line]:
+def _show(tail: Tail) -> list[Line]:
     """Print what has come; the lines of iterations among it."""
     found = []
     for text in tail.lines():
@@ -125,25 +126,6 @@ def read_logs(folder: Path, began: float, ended: float) -> list[Mapping[str, obj
         if path.stat().st_mtime >= began - 1.0:
             lines += path.read_text(encoding="utf-8", errors="replace").splitlines()
     return [fields for fields in read_log(lines) if began <= float(fields["time"]) <= ended + 1.0]
-
-
-class _Tail:
-    """Complete lines that are appended to a file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._position = 0
-        self._rest = b""
-
-    def lines(self) -> Iterator[str]:
-        """Lines that have been completed since the last call."""
-        with self._path.open("rb") as stream:
-            stream.seek(self._position)
-            content = self._rest + stream.read()
-            self._position = stream.tell()
-        *complete, self._rest = content.split(b"\n")
-        for line in complete:
-            yield line.decode(errors="replace").rstrip("\r")
 
 
 def environment(

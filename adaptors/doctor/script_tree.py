@@ -4,15 +4,18 @@ Whether anything still runs is a question for the kernel: what is orphaned below
 it has no children exactly when nothing is left. A look into /proc would miss a process in the midst of its exec.
 
 usage: script_tree.py FILE COMMAND...
-FILE gets the reason when the command cannot be started. Exit code: the command's, 128 + N when signal N ended it.
+FILE gets the reason when the command cannot be started. SIGTERM kills the command's process group. Exit code: the
+command's, 128 + N when signal N ended it.
 """
 
 import contextlib
 import ctypes
 import os
+import signal
 import sys
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_IGNORED_BY_PYTHON = [signal.SIGPIPE, signal.SIGXFSZ]  # and so by what it starts, unless told otherwise
 
 
 def main(reason: str, words: list[str]) -> int:
@@ -20,11 +23,13 @@ def main(reason: str, words: list[str]) -> int:
     with contextlib.suppress(OSError, AttributeError):  # elsewhere than on Linux the command alone is waited for
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
-        command = os.posix_spawnp(words[0], words, os.environ)
+        # Of a process group of its own, so that a script's `kill 0` does not end this process.
+        command = os.posix_spawnp(words[0], words, os.environ, setpgroup=0, setsigdef=_IGNORED_BY_PYTHON)
     except OSError as problem:
         with open(reason, "w") as file:
             file.write(str(problem.strerror))
         return 127
+    signal.signal(signal.SIGTERM, lambda *_: os.killpg(command, signal.SIGKILL))
     code = 0
     while True:
         try:

@@ -151,8 +151,11 @@ def _end(tree: subprocess.Popen[bytes]) -> None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, number)
             time.sleep(_LOOK_SECONDS)
-    if tree.poll() is None:
-        os.killpg(tree.pid, signal.SIGKILL)  # a system without /proc
+    if tree.poll() is None:  # a system without /proc
+        tree.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            tree.wait(_GRACE_SECONDS)
+        tree.kill()
         tree.wait()
 
 

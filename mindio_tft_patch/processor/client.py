@@ -147,12 +147,13 @@ class Client(Link):
             self._post(self._unanswered)
 
     def _obey(self, do: Do) -> None:
-        if do.phase in (Phase.STOP, Phase.EXIT):
-            self._unanswered = None
         # The controller sends a command again when this rank has reconnected meanwhile.
         if self._last == (do.attempt, do.phase):
             return
         self._last = (do.attempt, do.phase)
+        # A report that comes after STOP is of the fault that is being dealt with: nothing else answers it than RESUME.
+        if do.phase in (Phase.STOP, Phase.RESUME, Phase.EXIT):
+            self._unanswered = None
         if self.pause.concerns(do):
             commit = self.pause.order(do, self._board.commit.step)
             if commit is not None:

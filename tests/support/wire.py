@@ -24,14 +24,19 @@ def free_port() -> int:
 
 
 def fast_config(**changes: object) -> Config:
-    """Short intervals on a free port."""
+    """Short intervals on a free port; but a machine at work may stop any thread for a while, which is no fault."""
     base = Config(
-        port=free_port(), heartbeat_seconds=0.1, collect_seconds=0.1, retry_times=5, dump_timeout_seconds=20.0
+        port=free_port(),
+        heartbeat_seconds=0.1,
+        heartbeats_missed=50,
+        collect_seconds=0.1,
+        retry_times=5,
+        dump_timeout_seconds=20.0,
     )
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
-def eventually(condition: Callable[[], object], seconds: float = 10.0) -> None:
+def eventually(condition: Callable[[], object], seconds: float = 30.0) -> None:
     """Wait until a condition holds.
 
     Raises:

@@ -130,8 +130,10 @@ def test_where_nothing_is_patched_an_import_may_stand_anywhere(
         "ttprun --nproc-per-node 2 train.py\nsleep 1000\n",
         'echo "PATH=$PATH" > path\n'
         "env -i MARK=$MARK $(command -v sh) -c 'sleep 0.3; . ./path; ttprun --nproc-per-node 2 train.py' &\n",
+        "trap 'kill 0' EXIT\nsetsid sh -c 'sleep 0.3; exec ttprun second.py' &\nttprun --nproc-per-node 2 train.py\n",
+        "(while :; do echo x || :; done) | head -1\nttprun --nproc-per-node 2 train.py\n",
     ],
-    ids=["background", "nohup", "session", "loop", "long", "cleared"],
+    ids=["background", "nohup", "session", "loop", "long", "cleared", "kill 0", "broken pipe"],
 )
 def test_the_script_and_what_it_leaves_running_end_at_the_first_call(
     tmp_path: Path, environ: dict[str, str], text: str
@@ -148,4 +150,14 @@ def test_what_never_calls_a_launcher_is_ended_as_well(tmp_path: Path, environ: d
     path = script(tmp_path, "#!/bin/sh\nsleep 1000 &\nsleep 1000\n")
     with pytest.raises(ConfigError, match="has not called ttprun within"):
         shell_script.recorded([str(path)], {**environ, "MARK": str(tmp_path)}, limit_seconds=0.3)
+    assert not marked_with(tmp_path)
+
+
+def test_without_a_proc_file_system_the_group_of_the_script_ends(
+    tmp_path: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shell_script, "_descendants", lambda ancestor: set())
+    monkeypatch.setattr(shell_script, "_GRACE_SECONDS", 0.2)
+    path = script(tmp_path, "#!/bin/sh\nttprun train.py\nsleep 1000\n")
+    assert shell_script.recorded([str(path)], {**environ, "MARK": str(tmp_path)}).words == ("ttprun", "train.py")
     assert not marked_with(tmp_path)

@@ -69,8 +69,8 @@ def wait_for(path: Path) -> None:
 def saving(folder: Path) -> str:
     """A script that starts a launcher, which saves on a signal, once, and ends a while after the script."""
     (folder / "launcher.sh").write_text(
-        f"echo x > {folder / 'begun'}\n"
         f"trap '$record terminated job; sleep 0.5; echo saved >> {folder / 'saved'}; exit 1' TERM HUP INT\n"
+        f"echo x > {folder / 'begun'}\n"
         "while :; do sleep 0.1; done\n"
     )
     return f"export record\nsh {folder / 'launcher.sh'}\nexit 1"
@@ -82,7 +82,7 @@ def test_a_signal_ends_the_drill_after_the_command_has_saved(number: signal.Sign
     with started:
         wait_for(tmp_path / "begun")
         os.kill(started.pid, number)
-        output, _ = started.communicate(timeout=30)
+        output, _ = started.communicate(timeout=120)
     assert started.returncode == 128 + number, output
     assert (tmp_path / "saved").read_text() == "saved\n"
     assert starts(tmp_path) == 1
@@ -97,7 +97,7 @@ def test_a_signal_during_the_run_to_compare_with_starts_no_other_run(tmp_path: P
     with started:
         wait_for(tmp_path / "begun")
         started.terminate()
-        output, _ = started.communicate(timeout=30)
+        output, _ = started.communicate(timeout=120)
     assert started.returncode == 143, output
     assert starts(tmp_path) == 1 and (tmp_path / "saved").exists()
     assert report(tmp_path)["runs"] == [] and report(tmp_path)["comparison"] is None
@@ -115,7 +115,7 @@ def test_a_signal_that_is_ignored_stays_so(tmp_path: Path) -> None:
 
 def test_a_job_that_something_else_has_ended_is_not_started_again_and_is_not_ok(tmp_path: Path) -> None:
     with drill(tmp_path, "$record terminated job; exit 1", "--resume") as started:
-        output, _ = started.communicate(timeout=30)
+        output, _ = started.communicate(timeout=120)
     assert (started.returncode, starts(tmp_path)) == (1, 1), output
     assert any("for which no fault of the schedule accounts: dump after" in one for one in report(tmp_path)["problems"])
 
@@ -123,7 +123,7 @@ def test_a_job_that_something_else_has_ended_is_not_started_again_and_is_not_ok(
 def test_a_job_that_a_fault_has_ended_with_a_checkpoint_is_started_again(tmp_path: Path) -> None:
     script = f"[ $(wc -l < {tmp_path / 'starts'}) = 1 ] || exit 0\n$fired; $record exception 1; exit 1"
     with drill(tmp_path, script, "--resume") as started:
-        output, _ = started.communicate(timeout=30)
+        output, _ = started.communicate(timeout=120)
     assert (started.returncode, starts(tmp_path)) == (0, 2), output
     assert report(tmp_path)["ok"] and [run["code"] for run in report(tmp_path)["runs"]] == [1, 0]
 
@@ -131,14 +131,14 @@ def test_a_job_that_a_fault_has_ended_with_a_checkpoint_is_started_again(tmp_pat
 def test_a_run_that_fails_after_a_good_one_is_not_ok(tmp_path: Path) -> None:
     script = f"[ $(wc -l < {tmp_path / 'starts'}) = 1 ] || exit 9\n$fired; $record exception 1; exit 1"
     with drill(tmp_path, script, "--resume") as started:
-        output, _ = started.communicate(timeout=30)
+        output, _ = started.communicate(timeout=120)
     assert (started.returncode, starts(tmp_path)) == (1, 2), output
     assert report(tmp_path)["problems"] == ["run 2 ended with exit code 9, for which no fault of the schedule accounts"]
 
 
 def test_what_the_limit_ends_is_ended_with_all_that_it_has_started(tmp_path: Path) -> None:
-    with drill(tmp_path, saving(tmp_path), "--limit", "1") as started:
-        output, _ = started.communicate(timeout=30)
+    with drill(tmp_path, saving(tmp_path), "--limit", "5") as started:
+        output, _ = started.communicate(timeout=120)
     assert started.returncode == 1, output
     assert (tmp_path / "saved").exists(), "the launcher was left behind"
     assert "the job did not end within --limit and was ended" in report(tmp_path)["problems"]

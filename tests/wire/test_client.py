@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import groupby
 
 import pytest
 from support.wire import eventually, ready
@@ -63,7 +64,7 @@ def test_it_registers_and_beats(rank: Rank) -> None:
     assert isinstance(rank.channel.sent[0], Register)
     beat = rank.channel.wait_for(Heartbeat)
     assert isinstance(beat, Heartbeat)
-    eventually(lambda: rank.channel.sent[-1].progress.commit.step == 3)  # type: ignore[union-attr]
+    eventually(lambda: [one for one in rank.channel.sent if isinstance(one, Heartbeat)][-1].progress.commit.step == 3)
 
 
 def test_stop_is_called_before_the_main_thread_sees_the_command(rank: Rank) -> None:
@@ -127,8 +128,9 @@ def the_controller_is_started_again(rank: Rank) -> None:
     before = sum(isinstance(message, Register) for message in rank.channel.sent)
     rank.client._heard_at = float("-inf")
     eventually(lambda: sum(isinstance(message, Register) for message in rank.channel.sent) > before)
+    eventually(lambda: rank.client._warned)
     rank.channel.give(Welcome(0, True))
-    eventually(lambda: rank.client.connected)
+    eventually(lambda: rank.client.connected and not rank.client._warned)
 
 
 def test_a_fault_that_the_controller_has_not_answered_is_reported_to_the_one_after_it(rank: Rank) -> None:
@@ -138,14 +140,46 @@ def test_a_fault_that_the_controller_has_not_answered_is_reported_to_the_one_aft
     eventually(lambda: len(reports(rank)) == 2)
     assert reports(rank)[0] == reports(rank)[1]
     kinds = [type(message) for message in rank.channel.sent if not isinstance(message, Heartbeat)]
-    assert kinds == [Register, FaultReport, Register, FaultReport]  # it must know the rank first
+    # It must know the rank first. A rank registers again and again until it is answered.
+    assert [kind for kind, _ in groupby(kinds)] == [Register, FaultReport, Register, FaultReport]
+
+
+def obeys(rank: Rank, phase: Phase) -> None:
+    rank.channel.give(command(phase))
+    assert rank.client.next_command(5.0) is not None
+
+
+def test_the_consequence_of_a_stop_is_not_reported_again_after_its_recovery(rank: Rank) -> None:
+    obeys(rank, Phase.STOP)
+    rank.client.report(FaultKind.COLLATERAL, "FORCE STOP")  # what the runtime of a device raises when it is stopped
+    obeys(rank, Phase.CLEAN)
+    obeys(rank, Phase.RESUME)
+    the_controller_is_started_again(rank)
+    rank.client.report(FaultKind.NETWORK, "link")
+    eventually(lambda: reports(rank)[-1].kind is FaultKind.NETWORK)
+    assert [one.kind for one in reports(rank)] == [FaultKind.COLLATERAL, FaultKind.NETWORK]
+
+
+def test_a_fault_during_a_recovery_is_reported_to_a_controller_that_has_forgotten_that(rank: Rank) -> None:
+    obeys(rank, Phase.STOP)
+    rank.client.report(FaultKind.COLLATERAL, "FORCE STOP")
+    obeys(rank, Phase.CLEAN)
+    the_controller_is_started_again(rank)
+    eventually(lambda: len(reports(rank)) == 2)
+
+
+def test_a_command_that_comes_twice_does_not_answer_a_later_fault(rank: Rank) -> None:
+    obeys(rank, Phase.RESUME)
+    rank.client.report(FaultKind.MEMORY, "bit")
+    rank.channel.give(command(Phase.RESUME))
+    the_controller_is_started_again(rank)
+    eventually(lambda: len(reports(rank)) == 2)
 
 
 @pytest.mark.parametrize("phase", [Phase.STOP, Phase.EXIT])
 def test_a_fault_that_was_answered_is_not_reported_again(rank: Rank, phase: Phase) -> None:
     rank.client.report(FaultKind.MEMORY, "bit")
-    rank.channel.give(command(phase))
-    assert rank.client.next_command(5.0) is not None
+    obeys(rank, phase)
     the_controller_is_started_again(rank)
     rank.client.report(FaultKind.NETWORK, "link")
     eventually(lambda: reports(rank)[-1].kind is FaultKind.NETWORK)

@@ -100,6 +100,7 @@ def managed(tmp_path: Path, *, encrypted: bool = True, **variables: str) -> Iter
     environ = {
         "MINDX_TASK_ID": "task",
         "TFT_HEARTBEAT_SECONDS": "0.1",
+        "TFT_HEARTBEATS_MISSED": "50",
         "TFT_COLLECT_SECONDS": "0.1",
         "TTP_OT": "20",
         "TTP_LOG_PATH": str(tmp_path / "logs"),

@@ -93,7 +93,7 @@ def test_when_the_controller_is_gone_training_goes_on_and_the_rank_comes_back_to
         only = Client(config, endpoint, _board(), rank=0, world_size=1, on_stop=lambda: None)
         only.start()
         only.ready(ready(0, 1))
-    eventually(lambda: not only.connected, 10)
+    eventually(lambda: not only.connected)
     eventually(lambda: "unprotected" in caplog.text)
     with controller(config, 1) as (server, _):
         eventually(lambda: only.connected and server.registered() == 1)

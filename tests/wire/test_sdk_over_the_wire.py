@@ -34,7 +34,7 @@ class Job:
     def __init__(self, options: list[Options], agent: bool, caplog: pytest.LogCaptureFixture, kind: type[Rank]) -> None:
         self.kind = kind
         self.options, self.size, self.caplog = options, len(options), caplog
-        self.config = fast_config(heartbeats_missed=50)  # a machine at work may stop every thread for a while
+        self.config = fast_config()
         self.store, self.gate = MemoryStore(), Gate(len(options))
         self.with_agent = agent
         self.server: ControllerServer

@@ -7,7 +7,7 @@ import os
 import resource
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
@@ -70,13 +70,11 @@ def test_a_name_that_does_not_resolve_is_refused() -> None:
 
 def test_an_unreachable_controller_is_said_with_what_to_check() -> None:
     config = fast_config(retry_times=1)
-    began = time.monotonic()
     with (
         pytest.raises(ControlError, match=r"1 tries \(no connection.*TTP_ADDR.*PROCESSOR_ADDR.*TTP_PORT.*TTP_TLS"),
         client(config, Endpoint("127.0.0.1", free_port()), 0, 2),
     ):
         pass
-    assert time.monotonic() - began < 5
 
 
 def test_a_foreign_program_in_place_of_the_controller_is_noticed() -> None:
@@ -160,14 +158,14 @@ def test_an_oversize_message_costs_its_sender_the_connection_only() -> None:
         peer.close()
 
 
-def _answers(endpoint: Endpoint, *messages: object) -> list[object]:
+def _answers(endpoint: Endpoint, *messages: object, until: Callable[[], bool] = lambda: False) -> list[object]:
+    """What a peer hears that says this: the first answer, or what has come a while after `until`."""
     peer = PeerSocket(endpoint)
     for message in messages:
         peer.send(message)  # type: ignore[arg-type]
     answers: list[object] = []
-    deadline = time.monotonic() + 1.0
-    while not answers and time.monotonic() < deadline:
-        answers += peer.receive(0.1)
+    eventually(lambda: answers.extend(peer.receive(0.1)) or answers or until())
+    answers += peer.receive(0.5)
     peer.close()
     return answers
 
@@ -193,21 +191,22 @@ def test_a_peer_that_introduces_itself_wrongly_is_refused_with_the_reason(
         assert why in caplog.text
 
 
-def test_a_client_that_is_refused_says_why_at_once() -> None:
+def test_a_client_that_is_refused_says_why_and_does_not_ask_again(monkeypatch: pytest.MonkeyPatch) -> None:
     config = fast_config()
+    asked: list[object] = []
+    send = PeerSocket.send
     with running_job(config) as (_, endpoint):
         hosts = replace(config, retry_times=30)
-        began = time.monotonic()
+        monkeypatch.setattr(PeerSocket, "send", lambda peer, message: asked.append(message) or send(peer, message))
         with pytest.raises(ControlError, match="its job has 3 ranks"), client(hosts, endpoint, 1, 3):
             pass
-        assert time.monotonic() - began < 3
+    assert sum(isinstance(one, Register) and one.world_size == 3 for one in asked) == 1
 
 
 def test_a_peer_that_has_not_registered_gets_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with running_job(fast_config()) as (server, endpoint):
-        assert _answers(endpoint, Finished(0)) == []
+        assert _answers(endpoint, Finished(0), until=lambda: "has not registered" in caplog.text) == []
         assert not server._machine.roster.ranks[0].finished
-        assert "has not registered" in caplog.text
 
 
 def test_a_peer_may_speak_for_its_own_rank_only(caplog: pytest.LogCaptureFixture) -> None:
@@ -220,7 +219,7 @@ def test_a_peer_may_speak_for_its_own_rank_only(caplog: pytest.LogCaptureFixture
 
 def test_complaints_are_limited(caplog: pytest.LogCaptureFixture) -> None:
     with running_job(fast_config()) as (_, endpoint):
-        _answers(endpoint, *[Finished(0)] * 200)
+        _answers(endpoint, *[Finished(0)] * 200, until=lambda: "has not registered" in caplog.text)
     assert caplog.text.count("has not registered") == 1
 
 
@@ -279,9 +278,10 @@ def _has_ipv6() -> bool:
     return True
 
 
-def test_a_heartbeat_for_a_rank_out_of_range_does_not_reach_the_machine() -> None:
+def test_a_heartbeat_for_a_rank_out_of_range_does_not_reach_the_machine(caplog: pytest.LogCaptureFixture) -> None:
     from support.control import progress
 
     config = fast_config()
     with running_job(config) as (_, endpoint):
-        assert _answers(endpoint, Heartbeat(10**9, progress(1))) == []
+        beat = Heartbeat(10**9, progress(1))
+        assert _answers(endpoint, beat, until=lambda: "has not registered" in caplog.text) == []

@@ -7,6 +7,7 @@ import random
 import shlex
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -61,7 +62,7 @@ class Demo:
             in_place, parts = self._compared("in_place/checkpoints"), self._compared("checkpoints")
             self._view.end_part()
         record = killed.record or {}
-        return Findings(
+        findings = Findings(
             in_place=InPlace(report, in_place),
             repaired=repaired.steps_seen,
             killed=(self._rank, killed_pid),
@@ -75,6 +76,8 @@ class Demo:
             broken={**resumed.steps_seen, **killed.steps_seen},
             parts=parts,
         )
+        self._write(replace(report, more=tuple(findings.words())))
+        return findings
 
     def _compared(self, checkpoints: str) -> list[Part]:
         last = f"iter_{self._steps:07d}"
@@ -127,8 +130,11 @@ class Demo:
             folder=str(job.folder) if self._keep else "removed; the option --keep keeps them",
             again=(again(schedule, self._folder / "again/checkpoints", self._folder / DATA / "text", self._steps),),
         )
-        (self._folder / REPORT).write_text(page(report), encoding="utf-8")
+        self._write(report)
         return job, report
+
+    def _write(self, report: Report) -> None:
+        (self._folder / REPORT).write_text(page(report), encoding="utf-8")
 
     def _to_the_end(self, job: Job) -> None:
         try:

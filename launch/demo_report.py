@@ -73,6 +73,15 @@ class Findings:
             found.append(f"steps {self.unlogged} are in one training log only")
         return [*self.in_place.problems(), *found]
 
+    def words(self) -> list[str]:
+        """What the page says beside the faults repaired in place."""
+        return [
+            f"The final checkpoint {_equal(self.in_place.parts)} that of a training without faults.",
+            f"A second training, without the flags of recovery in place, lost rank {self.killed[0]} in step "
+            f"{self.after[0] + 1}: the others wrote a checkpoint of step {self.saved_step}, and the same command went "
+            f"on from it. Its final checkpoint {_equal(self.parts)} that of the training without faults.",
+        ]
+
     def _sizes(self) -> dict[str, int]:
         return {part.name: part.numbers for part in self.parts}
 
@@ -113,6 +122,13 @@ def _show_checkpoints(console: Console, findings: Findings) -> None:
     for one, other in zip(findings.in_place.parts, findings.parts, strict=True):
         table.add_row(one.name, f"{one.numbers:,}", _verdict(one), _verdict(other))
     console.print(table)
+
+
+def _equal(parts: Sequence[Part]) -> str:
+    different = [part.name for part in parts if part.different]
+    if different:
+        return f"DIFFERS in {', '.join(different)} from"
+    return f"equals, bit for bit in all {sum(part.numbers for part in parts):,} values,"
 
 
 def _verdict(part: Part) -> Text:

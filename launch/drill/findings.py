@@ -127,6 +127,7 @@ class Report:
 
     Attributes:
         command: of the training, with variables in front. again: what to type to repeat all of it, a line each.
+        more: sentences on what else was found, by whoever has run the drill.
     """
 
     command: str
@@ -139,6 +140,7 @@ class Report:
     folder: str = ""
     trouble: tuple[str, ...] = field(default=())
     again: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()
 
     @property
     def lost_steps(self) -> int:

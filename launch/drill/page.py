@@ -46,6 +46,8 @@ def _for_everybody(report: Report) -> Iterator[str]:
     else:
         yield '<p class="verdict good">Every fault was dealt with as documented.</p>'
     yield f"<p>{escape(' '.join(report.summary()))}</p>"
+    for sentence in report.more:
+        yield f"<p>{escape(sentence)}</p>"
     if problems:
         yield f"<ul>{''.join(f'<li>{escape(problem)}</li>' for problem in problems)}</ul>"
     happened = [outcome for outcome in report.outcomes if outcome.fired is not None]

@@ -1,7 +1,7 @@
 #!/bin/sh
 # A GPT of 4 layers on four CPU ranks of this machine, with fault tolerance: no accelerator needed, about half a minute.
 #
-#   sh launch/examples/gpt_tiny_cpu.sh [FOLDER]
+#   sh launch/examples/gpt_tiny_cpu.sh [FOLDER [MORE ARGUMENTS OF MEGATRON, SUCH AS --train-iters 60]]
 #
 # Kill one of the ranks (kill -9) while it trains: it is started anew, and every iteration appears once. SIGTERM to ttprun
 # writes a checkpoint into FOLDER/ckpt, from which the same command goes on. Needs `pip install '.[megatron]'` in a checkout.
@@ -9,6 +9,7 @@
 set -eu
 
 folder=${1:-tiny_gpt}
+[ $# -eq 0 ] || shift
 launch=$(python -c 'import importlib.util; print(importlib.util.find_spec("mindio_tft_patch.launch").submodule_search_locations[0])')
 
 [ -f "$folder/text.idx" ] || python -m mindio_tft_patch.launch.prepare_data --output "$folder/text"
@@ -16,7 +17,7 @@ launch=$(python -c 'import importlib.util; print(importlib.util.find_spec("mindi
 # One thread a rank; four ranks with the default would fight for the cores.
 export OMP_NUM_THREADS=1
 
-exec ttprun --nproc-per-node 4 "$launch/pretrain_gpt.py" \
+exec ttprun --standby --nproc-per-node 4 "$launch/pretrain_gpt.py" \
     --enable-high-availability --enable-hbmfault-repair --enable-worker-reboot \
     --distributed-backend gloo --transformer-impl local \
     --num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 \
@@ -27,4 +28,4 @@ exec ttprun --nproc-per-node 4 "$launch/pretrain_gpt.py" \
     --no-gradient-accumulation-fusion --no-persist-layer-norm --no-masked-softmax-fusion \
     --no-bias-gelu-fusion --no-bias-dropout-fusion --no-rope-fusion \
     --save "$folder/ckpt" --load "$folder/ckpt" --save-interval 50 --ckpt-format torch_dist \
-    --eval-interval 100 --eval-iters 2 --log-interval 1
+    --eval-interval 100 --eval-iters 2 --log-interval 1 "$@"

@@ -165,7 +165,11 @@ def _may_come(situation: Situation, state: RankState) -> bool:
 
 
 def _misfit_dump(situation: Situation) -> str:
-    return _unready(situation) or targets.coverage(situation.roster, Strategy.DUMP)
+    misfit = _unready(situation) or targets.coverage(situation.roster, Strategy.DUMP)
+    gone = [state.rank for state in situation.roster.ranks.values() if state.finished]
+    if misfit and gone:  # which they do after the final save
+        return f"training was over: {named(gone)} had left it in good order, so that nothing was left to be saved"
+    return misfit
 
 
 def _unready(situation: Situation) -> str:

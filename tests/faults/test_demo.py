@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 
 import psutil
@@ -23,6 +24,7 @@ from mindio_tft_patch.launch.demo_in_place import InPlace
 from mindio_tft_patch.launch.demo_job import RANKS, Step
 from mindio_tft_patch.launch.demo_report import Findings
 from mindio_tft_patch.launch.drill.findings import Comparison, Outcome, Recovery, Report, Run, Verdict
+from mindio_tft_patch.launch.drill.page import page
 
 STEPS = 8
 DEMO = [sys.executable, "-m", "mindio_tft_patch.launch.demo"]
@@ -187,6 +189,15 @@ def test_whatever_is_not_as_promised_is_a_problem(change: dict[str, object], pro
     assert not _GOOD.problems()
     found = replace(_GOOD, **change).problems()  # type: ignore[arg-type]
     assert any(problem in line for line in found), found
+
+
+def test_the_page_tells_of_the_checkpoints_and_of_the_second_training() -> None:
+    first, second = _GOOD.words()
+    assert first == ("The final checkpoint equals, bit for bit in all 10 values, that of a training without faults.")
+    assert "lost rank 2 in step 5: the others wrote a checkpoint of step 4" in second and "DIFFERS" not in second
+    other = replace(_GOOD, parts=[Part("weights", 10, ("embedding: other values",)), Part("moments", 5, ())])
+    assert "Its final checkpoint DIFFERS in weights from that" in other.words()[1]
+    assert all(escape(sentence) in page(replace(_REPORT, more=tuple(other.words()))) for sentence in other.words())
 
 
 def test_a_step_that_was_saved_but_not_printed_is_no_problem() -> None:

@@ -282,6 +282,16 @@ def test_a_rank_that_has_left_training_cannot_be_recovered_in_place_any_more() -
     assert "no respawn: rank 2 has left training" in job.plan.reason
 
 
+def test_a_fault_when_training_is_over_does_not_sound_like_a_loss() -> None:
+    job = make()
+    job.finishes(0)
+    job.finishes(2)
+    job.dies(1)
+    job.decides()
+    assert job.plan.strategy is Strategy.EXIT
+    assert "training was over: ranks 0, 2 had left it in good order" in job.plan.reason
+
+
 def resumes_after_the_last_step(*resumed: int) -> Job:
     job = make()
     lose_one(job)

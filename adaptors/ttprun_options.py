@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch.distributed.run as torchrun
 
-STANDBY = "--standby"
+from mindio_tft_patch.adaptors.unknown_words import STANDBY
 
 
 def parse_ttprun(words: Sequence[str]) -> tuple[Namespace, list[str]]:

@@ -102,17 +102,17 @@ def recovery_lines(recoveries: Mapping[Strategy, int]) -> list[str]:
     return [f"recoveries in place: {sum(recoveries.values())} ({', '.join(counts)})"] if counts else []
 
 
-def early_lines(rank: int, code: int, told: str) -> list[str]:
-    """The report of a job that ended before any rank had registered. told: what the rank wrote into its error file."""
+def early_lines(rank: int, code: int, told: str, otherwise: Sequence[str]) -> list[str]:
+    """The report of a job that ended before any rank had registered.
+
+    Args:
+        told: what the rank wrote into its error file. otherwise: what to say when that is nothing.
+    """
     lines = [f"the job ended before training: rank {rank} {describe_exit(code)}"]
     # torch fills in a text of its own for ranks that wrote nothing.
     if told and "traceback" not in told.lower() and not told.startswith("Signal"):
         return [*lines, *told.splitlines()]
-    return [
-        *lines,
-        "no rank registered with the controller: what the ranks printed above says why; does the script begin with "
-        "`import mindio_tft_patch`?",
-    ]
+    return [*lines, *otherwise]
 
 
 def _restarts(count: int) -> str:

@@ -14,6 +14,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,9 +26,11 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, r
 from torch.distributed.elastic.rendezvous import RendezvousError
 
 from mindio_tft_patch import logs
-from mindio_tft_patch.adaptors.ttprun_options import STANDBY, parse_ttprun
+from mindio_tft_patch.adaptors.ttprun_options import parse_ttprun
+from mindio_tft_patch.adaptors.unknown_words import STANDBY, misplaced
 from mindio_tft_patch.config import Config, read_config
 from mindio_tft_patch.errors import ConfigError, TftError, UnsupportedError
+from mindio_tft_patch.launch.early_end import likely_causes
 from mindio_tft_patch.launch.report import early_lines, formatted, signal_name
 from mindio_tft_patch.launch.run_folder import run_folder
 from mindio_tft_patch.variables import complaints
@@ -87,7 +90,7 @@ def job_config(arguments: Namespace, environ: Any = None) -> Config:
     """Flags and variables of the job that torchrun's arguments describe.
 
     Raises:
-        ConfigError: a combination that cannot work.
+        ConfigError: a combination that cannot work, or an option of ttprun behind the script's name.
     """
     config = read_config(arguments.training_script_args, os.environ if environ is None else environ)
     if config.high_availability and getattr(arguments, "run_path", False):
@@ -95,6 +98,9 @@ def job_config(arguments: Namespace, environ: Any = None) -> Config:
             "--run-path starts ranks inside torchrun's own interpreter, which cannot be watched one by one.",
             change="Remove --run-path.",
         )
+    problem = misplaced(arguments.training_script_args, config)
+    if problem is not None:
+        raise problem
     if not config.high_availability:
         # Who has misspelt the only word that switches anything on would train without protection, and not know it.
         _say(*(warning for warning in config.warnings if warning.startswith("HIGH_AVAILABILITY")))
@@ -134,6 +140,16 @@ def _say(*lines: str) -> None:
     sys.stderr.flush()
 
 
+def _text_of_script(arguments: Namespace) -> str | None:
+    """What stands in the training script; None: it is no file that Python runs, or cannot be read."""
+    if arguments.module or arguments.no_python:
+        return None
+    try:
+        return Path(arguments.training_script).read_text(errors="replace")
+    except OSError:
+        return None
+
+
 def _run_protected(arguments: Namespace, config: Config) -> int:
     """Run a job that uses the plugin; the exit code."""
     check_torch(LocalElasticAgent, launcher_api, torch.__version__)
@@ -155,7 +171,10 @@ def _run_protected(arguments: Namespace, config: Config) -> int:
         if not any(agent.endings for agent in made):
             rank, failure = failed.get_first_failure()
             told = failure.message if isinstance(failure.message, str) else ""
-            _say(*early_lines(rank, failure.exitcode, told))
+            causes = likely_causes(
+                arguments.training_script, _text_of_script(arguments), arguments.training_script_args
+            )
+            _say(*early_lines(rank, failure.exitcode, told, causes))
         return 1
     except SignalException as error:
         _say(f"the job ended because the launcher received {signal_name(error.sigval)}; there was nothing to save")

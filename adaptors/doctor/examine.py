@@ -11,6 +11,7 @@ from typing import Any
 from mindio_tft_patch.adaptors.doctor import (
     network,
     outcomes,
+    own_trainer,
     reading,
     script,
     settings,
@@ -92,6 +93,8 @@ def examine(words: Sequence[str], environ: Mapping[str, str]) -> Report:
 def _faults(case: _Case, findings: Sequence[Finding]) -> list[Outcome]:
     """The table. None where it would rest on what an error leaves open."""
     job = _job(case)
+    if own_trainer.is_own(case.config):
+        return []
     open_questions = any(one.level is Level.ERROR and one.area in _WHAT_THE_JOB_IS for one in findings)
     if open_questions or (job.protected and job.layout is None):
         return []
@@ -107,6 +110,9 @@ def _case(command: Command, read: reading.Reading, environ: Mapping[str, str]) -
         trouble = (error("flags", problem.message, problem.change),)
         config = read_config([], {name: value for name, value in environ.items() if name != "HIGH_AVAILABILITY"})
     config = replace(config, world_size=launch.world_size, local_world_size=launch.ranks_per_node)
+    if own_trainer.is_own(config):
+        flags = validate.facts_of(Namespace(**completed({}, (), launch.world_size)), config).flags
+        return _Case(command, read, config, {}, validate.Facts(flags=flags), None, environ, trouble)
     arguments = completed(read.arguments, launch.script_args, launch.world_size)
     facts = validate.facts_of(Namespace(**arguments), config, lacks_einops=read.lacks_einops)
     layout = layout_of(arguments, launch.world_size, launch.ranks_per_node, facts.effective_copies)
@@ -124,13 +130,14 @@ def _findings(case: _Case) -> Iterator[Finding]:
         return
     # Where nothing of Megatron is patched, an import may stand anywhere; the SDK's names need none at all.
     patches = case.config.adaptor == "megatron" and case.config.mindspeed == "plugin"
-    yield from script.judge_script(case.launch, protected=protected and patches)
+    yield from script.judge_script(case.launch, protected=protected and patches, environ=case.environ)
     yield from case.flag_findings
+    own = own_trainer.is_own(case.config)
     yield from _judge_flags(case)
-    yield from _judge_layout(case)
+    yield from own_trainer.judge(case.read, case.config) if own else _judge_layout(case)
     yield from software.judge(case.read, case.command.launcher, case.environ)
     yield from software.judge_in_place(case.read, case.config)
-    yield from _judge_device(case)
+    yield from () if own else _judge_device(case)
     given = any(case.environ.get(name) for name in _ADDRESSES)
     situation = network.Situation(case.config, case.launch, case.command.launcher, given)
     yield from network.judge(situation, network.ThisMachine())
@@ -200,7 +207,7 @@ def _judge_flags(case: _Case) -> Iterator[Finding]:
     read = case.read
     if not case.config.high_availability and not case.flag_findings:
         yield warning("flags", "The job is not protected: no fault leads to a checkpoint.", f"Add {MASTER_FLAG}.")
-    if read.trouble:
+    if read.trouble and not own_trainer.is_own(case.config):
         yield error(
             "flags",
             f"Megatron's own parser could not be asked ({read.trouble}); only a few flags were read.",
@@ -209,7 +216,8 @@ def _judge_flags(case: _Case) -> Iterator[Finding]:
     if read.refusal:
         yield error("flags", f"Megatron refuses the arguments: {read.refusal}", "Change the flag that it names.")
     known = [f"--{name.replace('_', '-')}" for name in read.arguments]
-    yield from script.judge_words(read.unknown, known)
+    yield from script.judge_standby(case.launch, case.config)
+    yield from script.judge_words(read.unknown, known, case.config)
     for found in validate.check(case.facts):
         if not case.launch.world_size and found in _size_errors(case):
             continue

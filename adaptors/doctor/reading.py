@@ -31,6 +31,7 @@ from mindio_tft_patch.adaptors.doctor.command import (
     read_leniently,
     without_launcher,
 )
+from mindio_tft_patch.adaptors.unknown_words import STANDBY
 
 # The switches are handed over by the command line and by the parent; here they would patch Megatron.
 _NOT_FOR_THE_CHILD = ("HIGH_AVAILABILITY", "RANK", "WORLD_SIZE", "LOCAL_RANK")
@@ -130,7 +131,7 @@ def _ask_torchrun(command: Command, reading: Reading) -> None:
     try:
         from torch.distributed import run
 
-        from mindio_tft_patch.adaptors.ttprun_options import STANDBY, parse_ttprun
+        from mindio_tft_patch.adaptors.ttprun_options import parse_ttprun
     except ImportError as problem:
         reading.launch, reading.launch_trouble = read_leniently(command.words), f"torch cannot be imported ({problem})"
         return
@@ -189,6 +190,8 @@ def _ask_megatron(reading: Reading) -> None:
     reading.torch = str(torch.__version__)
     # TFT_DEVICE=cpu has the stand-in in place already, which the import of the plugin does.
     reading.accelerator = cpu.accelerator_present()
+    if os.environ.get("TFT_ADAPTOR") == "own":  # the trainer is not Megatron's
+        return
     try:
         found = versions.find_megatron()
         reading.megatron, reading.megatron_path = found.core, str(found.core_path)

@@ -10,14 +10,21 @@ from typing import Any
 
 from mindio_tft_patch.adaptors.doctor.command import Launch
 from mindio_tft_patch.adaptors.doctor.findings import Finding, error, ok, warning
+from mindio_tft_patch.adaptors.doctor.import_elsewhere import why_it_may_act
 from mindio_tft_patch.adaptors.doctor.plugin_import import PluginImport, find_import
-from mindio_tft_patch.config import FEATURE_FLAGS, MASTER_FLAG
+from mindio_tft_patch.adaptors.unknown_words import STANDBY, meant_flag, misplaced
+from mindio_tft_patch.config import Config, flags_of
 
 _DATA = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
 
 
-def judge_script(launch: Launch, *, protected: bool) -> Iterator[Finding]:
-    """Is there a script, and is it protected?"""
+def judge_script(launch: Launch, *, protected: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Is there a script, and is it protected?
+
+    Args:
+        protected: the job asks for what only an import of the plugin does.
+        environ: of the job.
+    """
     if not launch.script:
         yield error("command", "The command names no training script.", "Add the script behind the launcher's options.")
         return
@@ -28,7 +35,30 @@ def judge_script(launch: Launch, *, protected: bool) -> Iterator[Finding]:
         yield error("command", f"There is no script {launch.script} here.", "Change its path, or the folder.")
         return
     if protected:
-        yield from _judge_import(launch.script, find_import(path.read_text(errors="replace")))
+        found = find_import(path.read_text(errors="replace"))
+        if found.line is None and found.inside is None and not found.broken:
+            yield _without_import(launch, why_it_may_act(path, environ))
+        else:
+            yield from _judge_import(launch.script, found)
+
+
+def _without_import(launch: Launch, elsewhere: str) -> Finding:
+    """The script does not import the plugin. elsewhere: why another file may do it, in words."""
+    change = f"Add `import mindio_tft_patch` as the first import of {launch.script}."
+    refused = " and Megatron refuses the flags" if flags_of(launch.script_args) else ""
+    if elsewhere:
+        return warning(
+            "command",
+            f"{launch.script} does not import mindio_tft_patch. Unless a module that it imports does, nothing is "
+            f"protected{refused}; that was not found out: {elsewhere}.",
+            change,
+        )
+    return error(
+        "command",
+        f"{launch.script} does not import mindio_tft_patch, nor does a module that it imports: nothing is "
+        f"protected{refused}.",
+        change,
+    )
 
 
 def _judge_import(script: str, found: PluginImport) -> Iterator[Finding]:
@@ -43,13 +73,6 @@ def _judge_import(script: str, found: PluginImport) -> Iterator[Finding]:
             f"{script} imports mindio_tft_patch inside of a function (line {found.inside}); whether that runs before "
             "training begins was not examined.",
             change,
-        )
-    elif line is None:
-        yield warning(
-            "command",
-            f"{script} does not import mindio_tft_patch. Unless a module that it imports does, nothing is "
-            "protected and Megatron refuses the flags.",
-            f"Add `import mindio_tft_patch` as the first import of {script}.",
         )
     elif found.training is not None:
         yield error(
@@ -75,18 +98,31 @@ def _judge_import(script: str, found: PluginImport) -> Iterator[Finding]:
         )
 
 
-def judge_words(unknown: Sequence[str], known: Sequence[str]) -> Iterator[Finding]:
-    """Words that Megatron's parser does not know."""
+def judge_standby(launch: Launch, config: Config) -> Iterator[Finding]:
+    """Does an option of ttprun stand among the script's words?"""
+    problem = misplaced(launch.script_args, config)
+    if problem is not None:
+        yield error("command", problem.message, problem.change)
+
+
+def judge_words(unknown: Sequence[str], known: Sequence[str], config: Config | None = None) -> Iterator[Finding]:
+    """Words that Megatron's parser does not know.
+
+    Args:
+        config: of the job; `judge_standby` has spoken of what is misplaced in it.
+    """
+    told = {STANDBY} if config is not None and misplaced(unknown, config) is not None else set()
     for word in unknown:
-        if not word.startswith("-"):
-            continue
         name = word.partition("=")[0]
-        ours = difflib.get_close_matches(name, (MASTER_FLAG, *FEATURE_FLAGS), n=1, cutoff=0.85)
-        if ours and name not in (MASTER_FLAG, *FEATURE_FLAGS):
-            yield error("flags", f"{name} is not a flag, so nothing is switched on by it.", f"Write {ours[0]}.")
+        if not word.startswith("-") or name in told:
+            continue
+        ours = meant_flag(name)
+        if ours:
+            yield error("flags", f"{name} is not a flag, so nothing is switched on by it.", f"Write {ours}.")
             continue
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
         hint = f"Did you mean {near[0]}? " if near else ""
+        hint = "ttprun's option of that name stands before the script's name. " if name == STANDBY else hint
         yield warning(
             "flags",
             f"{name} is not an argument of Megatron.",

@@ -34,7 +34,7 @@ def summary(report: Report) -> str:
 def _heading(report: Report) -> str:
     """What stands above the table of faults, or in its place."""
     if not report.errors:
-        return "What a fault will lead to"
+        return "What a fault will lead to" if report.faults else "What a fault will lead to was not looked at"
     if report.faults:
         return "What a fault will lead to, once the errors are corrected; as it is, the job will not hold"
     return "What a fault will lead to is not known before the errors are corrected"

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from mindio_tft_patch.adaptors.megatron import versions
+from mindio_tft_patch.adaptors.refusal import tell_launcher
+from mindio_tft_patch.adaptors.unknown_words import said_of_misspelt
 from mindio_tft_patch.config import ELASTIC_FLAG, HBM_FLAG, MASTER_FLAG, NO_REPLICA_FLAG, REBOOT_FLAG, Config
 from mindio_tft_patch.patching import Patch, PatchManager
 
@@ -31,7 +33,7 @@ def patches(config: Config) -> list[Patch]:
 
     def parse_args(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         theirs, rest = _provider(args, kwargs)
-        parsed = wrapped(with_flags(theirs), *rest, **kwargs)
+        parsed = wrapped(_telling(with_flags(theirs)), *rest, **kwargs)
         set_switches(parsed, config)
         return parsed
 
@@ -68,6 +70,24 @@ def with_flags(theirs: ArgumentsProvider | None) -> ArgumentsProvider:
         return parser
 
     return provider
+
+
+def _telling(provider: ArgumentsProvider) -> ArgumentsProvider:
+    """What the parser refuses becomes the last that the launcher says; Megatron's usage has thousands of lines."""
+
+    def telling(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        parser = provider(parser)
+        theirs = parser.error
+
+        def error(message: str) -> NoReturn:
+            words = [word for word in message.split() if word.startswith("-")]
+            tell_launcher("\n".join([f"Megatron refuses the arguments: {message}", *said_of_misspelt(words)]))
+            theirs(message)
+
+        vars(parser)["error"] = error
+        return parser
+
+    return telling
 
 
 def set_switches(arguments: argparse.Namespace, config: Config) -> None:

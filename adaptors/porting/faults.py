@@ -59,9 +59,15 @@ def inject_faults(
 ) -> None:
     """Let the schedule of TFT_INJECT happen to this rank; call it when the model exists. Without one nothing is done.
 
-    Of the moments that a schedule can name, those around the gate and of a recovery are there by themselves, and
-    "forward", "backward", "in_update" and the writes of a save come from torch. The others are the framework's to tell,
-    if they are wanted: `board.moment("step_begin")` for "between", "loader", "save" for "save_begin", and "save_end".
+    The moments that a schedule can name, and who announces them:
+
+        by themselves      those around the gate, "gather" (behind it) and the phases of a recovery
+        boundary()         "between"
+        torch              "forward", "backward", "in_update", the writes of a save ("save", "dump")
+        Rewindable, torch's DataLoader      "loader"
+        the trainer        "loader" when its data is something else: `board.moment("loader")`; "save_begin":
+                           `board.moment("save")`; "save_end": `board.moment("save_end")`
+        nobody             "setup"
 
     Args:
         optimizer: the torch optimizer of this rank's shard, or an object that has it as its attribute `optimizer`;
@@ -79,5 +85,7 @@ def inject_faults(
             )
         # Only now: a job without faults on purpose imports nothing of it.
         from mindio_tft_patch.adaptors.injection.arm import arm_framework
+        from mindio_tft_patch.adaptors.porting.announced import announce
 
         arm_framework(Ported(protection, gate, Objects(model, optimizer)), environ)
+        announce(protection.board)

@@ -39,15 +39,16 @@ class Marks:
             self.__dict__[name] = 0
         self._memory: mmap.mmap | None = None
 
-    def open(self, folder: Path | None, rank: int, *, returning: bool) -> None:
+    def open(self, folder: str | os.PathLike[str] | None, rank: int, *, returning: bool) -> None:
         """Keep the marks in a file of `folder` too.
 
         Args:
+            folder: `Protection.run_folder`; None: there is none, and the marks are kept in this process only.
             returning: this process takes the place of a lost one: begin with what that one had done.
         """
         if folder is None:
             return
-        path = folder / f"marks-{rank}"
+        path = Path(folder) / f"marks-{rank}"
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             os.ftruncate(descriptor, _FORM.size)

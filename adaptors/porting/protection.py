@@ -186,6 +186,7 @@ class Protection:
         if not self.active:
             return
         self.open()
+        self._warn_of_launcher()
         store = self.store = open_job_store(config)
         if config.rank == 0 and not config.controller_external:
             self._server = ControllerServer(config, config.world_size)
@@ -220,6 +221,17 @@ class Protection:
         self._returning = self._replaces = self._client.returning
         if self._returning:
             self.unconnected.enter()
+
+    def _warn_of_launcher(self) -> None:
+        """One rank says that a flag cannot do here what it is there for."""
+        config = self.config
+        if config.worker_reboot and config.rank == 0 and not config.controller_external:
+            log.warning(
+                "%s: nobody starts a lost process anew without ttprun (torchrun cannot start a single rank), so one "
+                "ends the job with a checkpoint, and the loss of rank 0 without. Start the job with ttprun, which "
+                "takes torchrun's options",
+                REBOOT_FLAG,
+            )
 
     def _refuse_in_place(self) -> None:
         refusal = self.device.in_place_refusal() if self.config.in_place else ""
@@ -282,6 +294,8 @@ class Protection:
     def boundary(self, step: int) -> None:
         """Between two steps, before another is begun: hold when the controller says so.
 
+        It is also the moment "between" of a drill.
+
         Args:
             step: last completed step.
 
@@ -290,6 +304,7 @@ class Protection:
         """
         if self._guard is not None:
             self._guard.boundary(step)
+        self.board.moment("boundary")
 
     def barrier(self) -> None:
         """Wait until all ranks are here; for the gate. Can be stopped."""

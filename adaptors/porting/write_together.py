@@ -10,6 +10,7 @@ A failure on any rank ends the dump on all of them within the deadline; older ch
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -26,11 +27,16 @@ log = logging.getLogger("mindio_tft_patch.dump")
 _PROCESS_BEGAN = time.time()  # wall clock, to compare with the times of files
 
 
-def write_together(plan: Plan, protection: Protection, save: Path, write: Callable[[Path], Iterable[Path]]) -> Outcome:
+def write_together(
+    plan: Plan,
+    protection: Protection,
+    save: str | os.PathLike[str],
+    write: Callable[[Path], Iterable[str | os.PathLike[str]]],
+) -> Outcome:
     """Write the checkpoint `save`/iter_<target step>, together with the other participants.
 
     Args:
-        save: folder of the checkpoints.
+        save: folder of the checkpoints; a str is as good as a Path, here and in what `write` returns.
         write: writes this rank's files below the folder that it is given, without communication; returns their paths,
             none where another rank speaks for all that this one holds.
 
@@ -40,6 +46,7 @@ def write_together(plan: Plan, protection: Protection, save: Path, write: Callab
     Raises:
         DumpError: nothing was published.
     """
+    save = Path(save)
     deadline = time.monotonic() + protection.config.dump_timeout_seconds
     check, step, attempt = protection.device.flag.check, plan.target_step, protection.attempt
     with SurvivorsWorld(plan.participants, attempt=attempt, deadline=deadline, check=check) as world:
@@ -68,13 +75,13 @@ def write_together(plan: Plan, protection: Protection, save: Path, write: Callab
 
 
 def _write(
-    temporary: Path, step: int, write: Callable[[Path], Iterable[Path]]
+    temporary: Path, step: int, write: Callable[[Path], Iterable[str | os.PathLike[str]]]
 ) -> tuple[dict[str, int], Exception | None]:
     """Sizes of the files written here, and what went wrong."""
     folder = temporary / files.folder_name(step)
     try:
         folder.mkdir(exist_ok=True)
-        written = list(write(folder))
+        written = [Path(file) for file in write(folder)]
         for path in written:
             files.sync(path)
         return files.sizes(temporary, written), None

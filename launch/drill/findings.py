@@ -194,7 +194,8 @@ class Report:
         if self.runs[-1].code != 0:
             return "the job had ended before; --resume starts it again after a dump"
         return (
-            "the job never came to that moment of that step on that rank, or found nothing to overwrite there "
+            "the job never came to that moment of that step on that rank (a trainer of one's own has to announce some: "
+            "docs/porting.md, point 5), or found nothing to overwrite there "
             "(`was not injected` in its log)"
         )
 

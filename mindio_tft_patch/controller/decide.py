@@ -22,6 +22,8 @@ _FINAL = frozenset({FaultKind.TERMINATED, FaultKind.EXCEPTION, FaultKind.CORRUPT
 # Those of them that are no longer of interest when the cluster manager ends the process and starts another one.
 _ENDED_WITH_THE_PROCESS = frozenset({FaultKind.TERMINATED, FaultKind.EXCEPTION})
 
+_NOBODY_STARTS = "without ttprun nobody starts a lost process anew"
+
 
 @dataclass(frozen=True)
 class Situation:
@@ -51,6 +53,11 @@ class Situation:
             and not (fault.kind in _ENDED_WITH_THE_PROCESS and fault.rank in declared)
         }
         return ", ".join(sorted(kind.value for kind in kinds))
+
+    @property
+    def starts_anew(self) -> bool:
+        """Is there, or was there, anybody who could start a rank anew?"""
+        return self.managed or bool(self.roster.agents)
 
     def watched(self, rank: int) -> bool:
         """Can an agent that is alive start the rank anew?"""
@@ -87,7 +94,10 @@ def _cannot(state: RankState) -> str:
 
 def _misfit_respawn(situation: Situation) -> str:
     if situation.final:
-        return f"{situation.final} is not cured by a new process"
+        # A launcher of somebody else ends all ranks when it has lost one, and that is what they report.
+        ended = any(fault.kind is FaultKind.TERMINATED for fault in situation.faults)
+        nobody = f", and {_NOBODY_STARTS}" if ended and not situation.starts_anew else ""
+        return f"{situation.final} is not cured by a new process{nobody}"
     back = [state for state in situation.roster.ranks.values() if state.returning]
     connects_anew = Strategy.RETRY not in situation.excluded and all(map(targets.retriable, situation.faults))
     if not situation.to_restart(Strategy.RESPAWN) and not back and not connects_anew:
@@ -154,6 +164,8 @@ def _misfit_restart(situation: Situation, strategy: Strategy) -> str:
         for state in situation.to_restart(strategy)
         if not state.awaited and not situation.watched(state.rank) and not _may_come(situation, state)
     ]
+    if helpless and not situation.starts_anew:
+        return f"no agent can restart {named(helpless)} ({_NOBODY_STARTS})"
     return f"no agent can restart {named(helpless)}" if helpless else ""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -14,12 +16,14 @@ import torch
 import torch.distributed as dist
 
 import mindio_tft_patch
+from mindio_tft_patch.adaptors import porting
 from mindio_tft_patch.adaptors.device.stop_flag import StopFlag
 from mindio_tft_patch.adaptors.porting import (
     CommitState,
     DumpError,
     Handlers,
     Interrupted,
+    Marks,
     Outcome,
     Plan,
     ProgressBoard,
@@ -259,6 +263,52 @@ def test_a_checkpoint_that_the_job_has_just_written_is_not_written_again(
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("7")
     outcome = write_together(DUMP, protection, tmp_path, lambda folder: pytest.fail("written again"))
     assert outcome.detail == str(tmp_path / "iter_0000007")
+
+
+def _with_paths() -> set[str]:
+    """Every parameter of a public function, or method of a public class, that is a path by its annotation."""
+    found: set[str] = set()
+    for name in porting.__all__:
+        thing = getattr(porting, name)
+        if not getattr(thing, "__module__", "").startswith("mindio_tft_patch.adaptors.porting"):
+            continue
+        methods = vars(thing).items() if inspect.isclass(thing) else [("", thing)]
+        for method, function in methods:
+            if inspect.isfunction(function) and (not method.startswith("_") or method == "__init__"):
+                hints = {one: str(hint) for one, hint in function.__annotations__.items() if one != "return"}
+                label = f"{name}.{method}".rstrip(".")
+                found |= {f"{label}({one})" for one, hint in hints.items() if "Path" in hint}
+    return found
+
+
+def test_a_path_may_be_a_str_in_every_public_function(protection: Protection, tmp_path: Path) -> None:
+    assert _with_paths() == {"write_together(save)", "write_together(write)", "Marks.open(folder)"}  # all tried here
+    save = tmp_path / "save"
+    for path in (str(save), os.fspath(tmp_path / "other"), Anywhere(tmp_path / "third")):
+
+        def write(folder: Path) -> list[str]:
+            (folder / "part.pt").write_bytes(b"state")
+            return [str(folder / "part.pt")]
+
+        outcome = write_together(DUMP, protection, path, write)
+        assert outcome == Outcome(detail=os.path.join(path, "iter_0000007"), bytes_moved=5)
+        assert Path(outcome.detail, "part.pt").read_bytes() == b"state"
+        assert write_together(DUMP, protection, path, write) == Outcome(detail=outcome.detail)  # it is there already
+    marks, heir = Marks(), Marks()
+    marks.open(str(save), 3, returning=False)
+    marks.logged = 4
+    heir.open(save, 3, returning=True)
+    assert heir.logged == 4
+
+
+class Anywhere(os.PathLike[str]):
+    """A path that is neither a str nor a Path."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __fspath__(self) -> str:
+        return str(self._path)
 
 
 def test_what_cannot_be_written_leaves_older_checkpoints_and_names_the_rank(

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import struct
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mindio_tft_patch.adaptors.doctor import script
 from mindio_tft_patch.adaptors.doctor.findings import Finding
+from mindio_tft_patch.adaptors.megatron import arguments
 from mindio_tft_patch.adaptors.megatron.validate import check_writable
 from mindio_tft_patch.adaptors.refusal import tell_launcher
+from mindio_tft_patch.config import Config
 from mindio_tft_patch.errors import ConfigError
 from mindio_tft_patch.launch import prepare_data
 from mindio_tft_patch.launch.report import early_lines
@@ -21,7 +26,7 @@ def test_a_refusal_reaches_the_launchers_last_lines(tmp_path: Path) -> None:
     file = tmp_path / "error.json"
     tell_launcher("training cannot start.\n  - Add --save.", {"TORCHELASTIC_ERROR_FILE": str(file)})
     told = json.loads(file.read_text())["message"]
-    assert early_lines(1, 1, told) == [
+    assert early_lines(1, 1, told, ["not this"]) == [
         "the job ended before training: rank 1 ended with exit code 1",
         "training cannot start.",
         "  - Add --save.",
@@ -29,9 +34,44 @@ def test_a_refusal_reaches_the_launchers_last_lines(tmp_path: Path) -> None:
 
 
 def test_without_word_from_the_rank_the_launcher_says_what_to_look_at() -> None:
-    lines = early_lines(0, 2, "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html")
-    assert lines[0] == "the job ended before training: rank 0 ended with exit code 2"
-    assert "import mindio_tft_patch" in lines[1]
+    torchs = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
+    assert early_lines(0, 2, torchs, ["this"]) == [
+        "the job ended before training: rank 0 ended with exit code 2",
+        "this",
+    ]
+
+
+def _parse_like_megatron(extra_args_provider: Any = None, ignore_unknown_args: bool = False) -> argparse.Namespace:
+    parser = extra_args_provider(argparse.ArgumentParser(allow_abbrev=False))
+    parser.add_argument("--save")
+    return parser.parse_args()
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        (
+            "--enable-workers-reboot",
+            [
+                "Megatron refuses the arguments: unrecognized arguments: --enable-workers-reboot",
+                "--enable-workers-reboot is not a flag, so nothing is switched on by it: write --enable-worker-reboot.",
+            ],
+        ),
+        ("--own-option", ["Megatron refuses the arguments: unrecognized arguments: --own-option"]),
+    ],
+)
+def test_an_argument_that_megatron_does_not_know_reaches_the_launchers_last_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, told: list[str]
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    monkeypatch.setattr(sys, "argv", ["train.py", "--save", "here", "--enable-high-availability"])
+    (patch,) = arguments.patches(Config(high_availability=True))
+    assert patch.wrapper(_parse_like_megatron, None, (), {}).save == "here"
+    assert not (tmp_path / "error.json").exists()
+    sys.argv.append(word)
+    with pytest.raises(SystemExit):
+        patch.wrapper(_parse_like_megatron, None, (), {})
+    assert json.loads((tmp_path / "error.json").read_text())["message"].splitlines() == told
 
 
 def test_no_error_file_or_one_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:

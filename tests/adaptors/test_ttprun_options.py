@@ -7,6 +7,7 @@ from argparse import Namespace
 import pytest
 
 from mindio_tft_patch.adaptors.ttprun_options import parse_ttprun
+from mindio_tft_patch.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -52,3 +53,19 @@ def test_a_switch_of_which_no_word_is_known_is_told(words: str, said: str, capsy
     assert not job_config(Namespace(training_script_args=[]), {"HIGH_AVAILABILITY": words}).high_availability
     error = capsys.readouterr().err
     assert said in error and bool(error) is bool(said)
+
+
+FLAG = "--enable-high-availability"
+
+
+def test_the_option_behind_the_script_is_refused_before_anything_is_started() -> None:
+    from mindio_tft_patch.launch.ttprun import job_config
+
+    options, _ = parse_ttprun(["--standalone", "train.py", FLAG, "--standby"])
+    with pytest.raises(ConfigError, match=r"--standby stands behind the script's name.* Put it before"):
+        job_config(options, {})
+    assert job_config(options, {"TFT_ADAPTOR": "own"}).high_availability, "a trainer of one's own may have it"
+    options, _ = parse_ttprun(["--standby", "--standalone", "train.py", FLAG])
+    assert job_config(options, {}).high_availability
+    unprotected, _ = parse_ttprun(["--standalone", "train.py", "--standby"])
+    assert not job_config(unprotected, {}).high_availability, "torchrun would hand it on"

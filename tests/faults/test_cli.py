@@ -100,7 +100,7 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Examined]:
         ("variables", "warning", ["TTP_PROT", "Did you mean TTP_PORT?"]),
         ("command", "warning", ["controller lives in rank 0", "ttprun"]),
         ("command", "warning", ["1 to 2 nodes", "--nnodes"]),
-        ("command", "warning", ["train.py does not import mindio_tft_patch", "import mindio_tft_patch"]),
+        ("command", "error", ["train.py does not import mindio_tft_patch", "nothing is protected", "first import"]),
     ],
 )
 def test_what_is_wrong_is_named_with_what_to_change(bad: Examined, area: str, level: str, words: list[str]) -> None:

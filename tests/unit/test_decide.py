@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import msgspec
+import pytest
 from support.control import progress
 
 from mindio_tft_patch.controller import decide, targets, watch
@@ -205,8 +206,27 @@ def test_the_reason_names_the_faults_and_why_better_strategies_do_not_fit() -> N
     assert plan.strategy is Strategy.DUMP
     assert reason == (
         "dump after rank 1: process_death (signal 9); no retry: process_death is not cured by computing again; "
-        "no respawn: no agent can restart rank 1"
+        "no respawn: no agent can restart rank 1 (without ttprun nobody starts a lost process anew)"
     )
+
+
+@pytest.mark.parametrize("agents", [True, False])
+def test_who_is_ended_by_another_launcher_reads_that_this_takes_ttprun(agents: bool) -> None:
+    roster = make(strategies=(Strategy.RESPAWN, Strategy.DUMP))
+    if not agents:
+        roster.agents.clear()
+    asked = [Fault(rank, FaultKind.TERMINATED, "SIGTERM") for rank in (0, 2, 3)]
+    for managed in (True, False):
+        reason = decide.choose_strategy(roster, asked, NOW, excluded={}, managed=managed)[1]
+        assert "no respawn: terminated is not cured by a new process" in reason
+        assert ("without ttprun" in reason) is (not agents and not managed)
+
+
+def test_an_exception_is_no_matter_of_the_launcher() -> None:
+    roster = make(strategies=(Strategy.RESPAWN, Strategy.DUMP))
+    roster.agents.clear()
+    reason = decide.choose_strategy(roster, [Fault(1, FaultKind.EXCEPTION, "")], NOW, excluded={})[1]
+    assert "exception is not cured by a new process" in reason and "ttprun" not in reason
 
 
 def test_a_dead_rank_that_an_agent_watches_is_respawned_when_all_offer_it() -> None:

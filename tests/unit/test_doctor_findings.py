@@ -273,13 +273,15 @@ def test_the_effect_of_high_availability_is_said() -> None:
 def test_a_script_must_exist_and_import_the_plugin(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     launch = Launch(script=str(path))
-    assert "path" in only(script.judge_script(launch, protected=True), Level.ERROR).change
+    assert "path" in only(script.judge_script(launch, protected=True, environ={}), Level.ERROR).change
     path.write_text("import torch\n")
-    assert "import mindio_tft_patch" in only(script.judge_script(launch, protected=True), Level.WARNING).change
-    assert not list(script.judge_script(launch, protected=False))
+    assert (
+        "import mindio_tft_patch" in only(script.judge_script(launch, protected=True, environ={}), Level.ERROR).change
+    )
+    assert not list(script.judge_script(launch, protected=False, environ={}))
     path.write_text("import os\nimport mindio_tft_patch  # first\n")
-    assert not list(script.judge_script(launch, protected=True))
-    assert only(script.judge_script(Launch(), protected=True), Level.ERROR)
+    assert not list(script.judge_script(launch, protected=True, environ={}))
+    assert only(script.judge_script(Launch(), protected=True, environ={}), Level.ERROR)
 
 
 MAIN = "def main():\n    pretrain(1)\n\nif __name__ == '__main__':\n    main()\n"
@@ -307,10 +309,10 @@ MAIN = "def main():\n    pretrain(1)\n\nif __name__ == '__main__':\n    main()\n
             Level.WARNING,
             ["inside of a function (line 2)"],
         ),
-        (f'"""\nimport mindio_tft_patch\n"""\n{MAIN}', Level.WARNING, ["does not import"]),
+        (f'"""\nimport mindio_tft_patch\n"""\n{MAIN}', Level.ERROR, ["does not import"]),
         (
             f"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import mindio_tft_patch\n{MAIN}",
-            Level.WARNING,
+            Level.ERROR,
             ["does not import"],
         ),
         ("import mindio_tft_patch\ndef (\n", Level.ERROR, ["no Python script", "line 2"]),
@@ -321,7 +323,7 @@ def test_an_import_that_comes_too_late_is_told_with_its_line(
 ) -> None:
     path = tmp_path / "train.py"
     path.write_text(text)
-    found = only(script.judge_script(Launch(script=str(path)), protected=True), level)
+    found = only(script.judge_script(Launch(script=str(path)), protected=True, environ={}), level)
     assert all(word in found.message for word in words), found
     assert "train.py" in found.change or "Correct it" in found.change
 
@@ -339,12 +341,86 @@ def test_an_import_that_comes_too_late_is_told_with_its_line(
 def test_an_import_in_time_is_nothing_to_speak_of(tmp_path: Path, text: str) -> None:
     path = tmp_path / "train.py"
     path.write_text(text)
-    assert not list(script.judge_script(Launch(script=str(path)), protected=True))
+    assert not list(script.judge_script(Launch(script=str(path)), protected=True, environ={}))
 
 
 def test_our_own_script_imports_the_plugin_in_time() -> None:
     own = Path(__file__).parents[2] / "launch" / "pretrain_gpt.py"
-    assert not list(script.judge_script(Launch(script=str(own)), protected=True))
+    assert not list(script.judge_script(Launch(script=str(own)), protected=True, environ={}))
+
+
+def _beside(folder: Path, text: str, **files: str) -> Finding:
+    """What is found of a script with these files beside it (a__b is b in the folder a)."""
+    for name, content in files.items():
+        file = folder / f"{name.replace('__', '/')}.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(content)
+    path = folder / "train.py"
+    path.write_text(f"{text}\n{MAIN}")
+    (found,) = script.judge_script(Launch(script=str(path)), protected=True, environ={})
+    return found
+
+
+def test_a_script_that_nothing_protects_is_an_error(tmp_path: Path) -> None:
+    found = _beside(
+        tmp_path,
+        "import os\nfrom setup_of_us import a\nimport package.part",
+        setup_of_us="import further, no_such_module\n",
+        further="import setup_of_us\n",
+        package__part="from . import other\n",
+        package__other="x = 1\n",
+    )
+    assert found.level is Level.ERROR and "nothing is protected" in found.message
+    assert "refuses the flags" not in found.message, "HIGH_AVAILABILITY is no flag that Megatron could refuse"
+    launch = Launch(script=str(tmp_path / "train.py"), script_args=("--enable-high-availability",))
+    (found,) = script.judge_script(launch, protected=True, environ={})
+    assert found.level is Level.ERROR and "Megatron refuses the flags" in found.message
+
+
+@pytest.mark.parametrize(
+    ("text", "files", "words"),
+    [
+        (
+            "import setup_of_us",
+            {"setup_of_us": "import mindio_tft_patch\n"},
+            "setup_of_us.py, of setup_of_us, names it",
+        ),
+        ("import one", {"one": "def f():\n    import two\n", "two": "import mindio_tft_patch\n"}, "two.py, of two"),
+        ("import megatron.x", {"megatron__x": "", "megatron__y": "import mindio_tft_patch"}, "y.py, of megatron"),
+        ("import package_a.b", {"package_a__c": "import mindio_tft_patch\n", "package_a__b": ""}, "c.py, of package_a"),
+        ("import no_such_module", {}, "no_such_module, which it imports, was not found here"),
+        ("import importlib\nimportlib.import_module(input())", {}, "cannot be followed"),
+        ("exec(open('setup').read())", {}, "cannot be followed"),
+        ("import mindio_ttp.framework_ttp as ttp", {}, "names the SDK"),
+        ("import one", {"one": "from mindio_ttp import framework_ttp\n"}, "names the SDK"),
+    ],
+)
+def test_where_another_file_may_import_the_plugin_it_is_a_warning(
+    tmp_path: Path, text: str, files: dict[str, str], words: str
+) -> None:
+    found = _beside(tmp_path, text, **files)
+    assert found.level is Level.WARNING and words in found.message, found
+
+
+def test_modules_are_looked_for_on_the_path_of_the_job_too(tmp_path: Path) -> None:
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "ours_alone.py").write_text("import mindio_tft_patch\n")
+    (tmp_path / "train.py").write_text(f"import ours_alone\n{MAIN}")
+    launch = Launch(script=str(tmp_path / "train.py"))
+    environ = {"PYTHONPATH": str(tmp_path / "library")}
+    found = only(script.judge_script(launch, protected=True, environ=environ), Level.WARNING)
+    assert "ours_alone.py, of ours_alone, names it" in found.message
+
+
+@pytest.mark.parametrize("words", [["--standby"], ["--lr", "1", "--standby=2"], ["--standby", "2"]])
+def test_an_option_of_ttprun_behind_the_script_is_an_error(words: list[str]) -> None:
+    launch = Launch(script="train.py", script_args=tuple(words))
+    protected = Config(high_availability=True)
+    found = only(script.judge_standby(launch, protected), Level.ERROR)
+    assert "is an option of ttprun" in found.message and "Put it before the script's name" in found.change
+    assert not list(script.judge_words(["--standby"], ["--save"], protected)), "told once"
+    for other in (replace(protected, adaptor="own"), Config()):
+        assert not list(script.judge_standby(launch, other)), "the script may have such an option"
 
 
 def test_an_unknown_argument_gets_a_suggestion() -> None:

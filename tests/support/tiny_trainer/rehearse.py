@@ -66,6 +66,7 @@ def main() -> None:
     tolerance = Tolerance(options)
     tolerance.begin()
     trainer = Trainer(options, tolerance)
+    check_handlers(tolerance, rank=tolerance.rank)  # before ready(): what fails here ends the job, and nothing is saved
     tolerance.ready(trainer)
     steps, options.steps = options.steps, 2
     trainer.train()

@@ -26,12 +26,14 @@ def misspelt(words: Sequence[str]) -> dict[str, str]:
     return {word: flag for word, flag in found.items() if flag}
 
 
+def switches_nothing(word: str) -> str:
+    """What is wrong with a misspelt flag; the end of the sentence is the caller's."""
+    return f"{word} is not a flag, so nothing is switched on by it"
+
+
 def said_of_misspelt(words: Sequence[str]) -> list[str]:
     """What to tell of misspelt flags, a line each."""
-    return [
-        f"{word} is not a flag, so nothing is switched on by it: write {flag}."
-        for word, flag in misspelt(words).items()
-    ]
+    return [f"{switches_nothing(word)}: write {flag}." for word, flag in misspelt(words).items()]
 
 
 def misplaced(script_words: Sequence[str], config: Config) -> ConfigError | None:
@@ -40,7 +42,7 @@ def misplaced(script_words: Sequence[str], config: Config) -> ConfigError | None
     Args:
         script_words: the words behind the script's name.
     """
-    if not config.high_availability or config.adaptor == "own":
+    if not config.high_availability or config.own_handlers:
         return None
     if not any(word.partition("=")[0] == STANDBY for word in script_words):
         return None

@@ -22,7 +22,7 @@ def likely_causes(script: str, text: str | None, words: Sequence[str]) -> list[s
     misspelt = said_of_misspelt(words)
     if found is None:
         return [_NOBODY, *misspelt] if misspelt else [f"{_NOBODY}; {_ASKS}"]
-    if found.line is None and found.inside is None and not found.broken:
+    if found.absent:
         return [
             f"{_NOBODY}; {script} does not import mindio_tft_patch: unless a module that it imports does, Megatron "
             "does not know the plugin's flags. Make `import mindio_tft_patch` its first import",

@@ -69,8 +69,8 @@ def activate(argv: Sequence[str] | None = None, environ: Mapping[str, str] | Non
 
         if cpu.wanted(argv, environ):
             cpu.install_cpu_stand_in()
-    if config.adaptor == "own":
-        return  # the framework brings handlers of its own (adaptors/porting)
+    if config.own_handlers:
+        return
     if config.high_availability and _Process.installation is None:
         old_names.warn_of_original(environ)
         _Process.installation = _installed(config)

@@ -108,6 +108,11 @@ class Config:
         return 1 if self.no_replica else self.replicas
 
     @property
+    def own_handlers(self) -> bool:
+        """The framework brings handlers of its own (adaptors/porting), and nothing of Megatron is patched."""
+        return self.adaptor == "own"
+
+    @property
     def in_place(self) -> bool:
         """A flag asks for recoveries that keep the job up."""
         return self.hbmfault_repair or self.worker_reboot or self.no_replica

@@ -92,9 +92,9 @@ def examine(words: Sequence[str], environ: Mapping[str, str]) -> Report:
 
 def _faults(case: _Case, findings: Sequence[Finding]) -> list[Outcome]:
     """The table. None where it would rest on what an error leaves open."""
-    job = _job(case)
-    if own_trainer.is_own(case.config):
+    if case.config.own_handlers:
         return []
+    job = _job(case)
     open_questions = any(one.level is Level.ERROR and one.area in _WHAT_THE_JOB_IS for one in findings)
     if open_questions or (job.protected and job.layout is None):
         return []
@@ -110,7 +110,7 @@ def _case(command: Command, read: reading.Reading, environ: Mapping[str, str]) -
         trouble = (error("flags", problem.message, problem.change),)
         config = read_config([], {name: value for name, value in environ.items() if name != "HIGH_AVAILABILITY"})
     config = replace(config, world_size=launch.world_size, local_world_size=launch.ranks_per_node)
-    if own_trainer.is_own(config):
+    if config.own_handlers:
         flags = validate.facts_of(Namespace(**completed({}, (), launch.world_size)), config).flags
         return _Case(command, read, config, {}, validate.Facts(flags=flags), None, environ, trouble)
     arguments = completed(read.arguments, launch.script_args, launch.world_size)
@@ -132,12 +132,11 @@ def _findings(case: _Case) -> Iterator[Finding]:
     patches = case.config.adaptor == "megatron" and case.config.mindspeed == "plugin"
     yield from script.judge_script(case.launch, protected=protected and patches, environ=case.environ)
     yield from case.flag_findings
-    own = own_trainer.is_own(case.config)
     yield from _judge_flags(case)
-    yield from own_trainer.judge(case.read, case.config) if own else _judge_layout(case)
+    yield from own_trainer.judge(case.read, case.config) if case.config.own_handlers else _judge_layout(case)
     yield from software.judge(case.read, case.command.launcher, case.environ)
     yield from software.judge_in_place(case.read, case.config)
-    yield from () if own else _judge_device(case)
+    yield from _judge_device(case)
     given = any(case.environ.get(name) for name in _ADDRESSES)
     situation = network.Situation(case.config, case.launch, case.command.launcher, given)
     yield from network.judge(situation, network.ThisMachine())
@@ -207,7 +206,7 @@ def _judge_flags(case: _Case) -> Iterator[Finding]:
     read = case.read
     if not case.config.high_availability and not case.flag_findings:
         yield warning("flags", "The job is not protected: no fault leads to a checkpoint.", f"Add {MASTER_FLAG}.")
-    if read.trouble and not own_trainer.is_own(case.config):
+    if read.trouble and not case.config.own_handlers:
         yield error(
             "flags",
             f"Megatron's own parser could not be asked ({read.trouble}); only a few flags were read.",
@@ -266,6 +265,9 @@ def _judge_device(case: _Case) -> Iterator[Finding]:
     if case.read.accelerator or not case.read.torch:
         return
     backend, device = case.arguments.get("distributed_backend"), case.config.device
+    asked, choice = f", and --distributed-backend is {backend}", "use --distributed-backend gloo"
+    if case.config.own_handlers:  # such a trainer has no such argument
+        asked, choice = "", "set TFT_DEVICE=cpu"
     if device in ("cuda", "npu"):
         yield error("device", f"TFT_DEVICE={device}, but torch finds no such device here.", "Unset TFT_DEVICE.")
     elif device == "cpu" or backend == "gloo":
@@ -273,8 +275,8 @@ def _judge_device(case: _Case) -> Iterator[Finding]:
     else:
         yield warning(
             "device",
-            f"No accelerator is present here, and --distributed-backend is {backend}.",
-            "Run the doctor where the job will run; to train on the CPU, use --distributed-backend gloo.",
+            f"No accelerator is present here{asked}.",
+            f"Run the doctor where the job will run; to train on the CPU, {choice}.",
         )
 
 

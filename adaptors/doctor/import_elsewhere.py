@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from mindio_tft_patch.adaptors.doctor.plugin_import import PLUGIN
+from mindio_tft_patch.adaptors.doctor.plugin_import import FRAMEWORKS, PLUGIN, imported
 
-_FRAMEWORKS = frozenset({"megatron", "mindspeed", "mindspeed_llm"})
 # None of them knows the plugin, and some are large.
 _NEVER = frozenset(sys.stdlib_module_names) | {"torch", "torch_npu", "numpy", "scipy", "transformers", "triton"}
 _AT_EVERY_START = ("sitecustomize", "usercustomize")  # which Python itself imports
@@ -54,7 +53,8 @@ class _Search:
         if _DYNAMIC.search(text):
             raise _CannotTellError(f"{self._script} imports or runs other files in a way that cannot be followed here")
         self._must_not_use_sdk(self._script, text)
-        wanted = _imported(text) - {PLUGIN}  # for type checkers only
+        found = {name for node in ast.walk(ast.parse(text)) for name in imported(node)}
+        wanted = found - {"", PLUGIN}  # the latter for type checkers only
         missing = sorted(name for name in wanted - self._seen if self._found(name) is None)
         if missing:
             raise _CannotTellError(f"{missing[0]}, which it imports, was not found here")
@@ -71,7 +71,7 @@ class _Search:
                 text = file.read_text(errors="replace")
                 if PLUGIN in text:
                     raise _CannotTellError(f"{file}, of {name}, names it")
-                if name in _FRAMEWORKS:
+                if name in FRAMEWORKS:
                     continue
                 self._must_not_use_sdk(file, text)
                 if "site-packages" not in file.parts:
@@ -87,17 +87,6 @@ class _Search:
             return PathFinder.find_spec(name, self._path) or importlib.util.find_spec(name)
         except (ImportError, ValueError):
             return None
-
-
-def _imported(text: str) -> set[str]:
-    """Top-level modules that a script imports, anywhere in it."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            found.add((node.module or "").partition(".")[0])
-    return found - {""}
 
 
 def _files(name: str, spec: ModuleSpec) -> Iterator[Path]:

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mindio_tft_patch.adaptors.doctor.findings import Finding, Level, error, ok, warning
+from mindio_tft_patch.adaptors.doctor.findings import Finding, Level, warning
 from mindio_tft_patch.adaptors.doctor.reading import Reading
 from mindio_tft_patch.adaptors.doctor.script import judge_words
 from mindio_tft_patch.config import Config
-
-
-def is_own(config: Config) -> bool:
-    """The framework brings handlers of its own, and nothing of Megatron is patched."""
-    return config.adaptor == "own"
 
 
 def judge(read: Reading, config: Config) -> Iterator[Finding]:
@@ -28,20 +23,4 @@ def judge(read: Reading, config: Config) -> Iterator[Finding]:
     if read.trouble:
         yield warning(
             "versions", f"torch could not be asked ({read.trouble}).", "Run the doctor where the job will run."
-        )
-    yield from _judge_device(read, config.device)
-
-
-def _judge_device(read: Reading, device: str) -> Iterator[Finding]:
-    if read.accelerator or not read.torch:
-        return
-    if device in ("cuda", "npu"):
-        yield error("device", f"TFT_DEVICE={device}, but torch finds no such device here.", "Unset TFT_DEVICE.")
-    elif device == "cpu":
-        yield ok("device", "No accelerator: the CPU stands in for it, over gloo.")
-    else:
-        yield warning(
-            "device",
-            "No accelerator is present here.",
-            "Run the doctor where the job will run; to train on the CPU, set TFT_DEVICE=cpu.",
         )

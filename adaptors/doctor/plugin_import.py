@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 PLUGIN = "mindio_tft_patch"
-_FRAMEWORKS = ("megatron", "mindspeed", "mindspeed_llm")
+FRAMEWORKS = ("megatron", "mindspeed", "mindspeed_llm")
 _REFUSED_BEHIND = "mindspeed_llm"
 _TRAINS = "pretrain"
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -48,6 +48,11 @@ class PluginImport:
     training: int | None = None
     broken: str = ""
 
+    @property
+    def absent(self) -> bool:
+        """The script is Python, and imports the plugin nowhere."""
+        return self.line is None and self.inside is None and not self.broken
+
 
 def find_import(text: str) -> PluginImport:
     """Look for the import in the text of a script."""
@@ -60,15 +65,15 @@ def find_import(text: str) -> PluginImport:
     trainers = _functions_that_train(tree)
     framework = patcher = training = None
     for statement in _carried_out(tree.body):
-        names = _imported(statement)
+        names = imported(statement)
         if PLUGIN in names:
             return PluginImport(statement.lineno, None, framework, patcher, training)
         for name in names:
-            framework = framework or (Place(statement.lineno, name) if name in _FRAMEWORKS else None)
+            framework = framework or (Place(statement.lineno, name) if name in FRAMEWORKS else None)
             patcher = patcher or (Place(statement.lineno, name) if name == _REFUSED_BEHIND else None)
         if training is None and _calls(statement) & trainers:
             training = statement.lineno
-    statements = [one for one in ast.walk(tree) if isinstance(one, ast.stmt) and PLUGIN in _imported(one)]
+    statements = [one for one in ast.walk(tree) if isinstance(one, ast.stmt) and PLUGIN in imported(one)]
     within = [one.lineno for one in statements if not _is_type_checking(tree, one)]
     return PluginImport(inside=min(within, default=None), framework=framework, patcher=patcher, training=training)
 
@@ -89,7 +94,7 @@ def _carried_out(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
                 yield from _carried_out(part.body if isinstance(part, ast.ExceptHandler) else [part])
 
 
-def _imported(node: ast.AST) -> set[str]:
+def imported(node: ast.AST) -> set[str]:
     """Top-level packages that a statement imports."""
     if isinstance(node, ast.Import):
         return {alias.name.partition(".")[0] for alias in node.names}

@@ -12,7 +12,7 @@ from mindio_tft_patch.adaptors.doctor.command import Launch
 from mindio_tft_patch.adaptors.doctor.findings import Finding, error, ok, warning
 from mindio_tft_patch.adaptors.doctor.import_elsewhere import why_it_may_act
 from mindio_tft_patch.adaptors.doctor.plugin_import import PluginImport, find_import
-from mindio_tft_patch.adaptors.unknown_words import STANDBY, meant_flag, misplaced
+from mindio_tft_patch.adaptors.unknown_words import STANDBY, meant_flag, misplaced, switches_nothing
 from mindio_tft_patch.config import Config, flags_of
 
 _DATA = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
@@ -36,7 +36,7 @@ def judge_script(launch: Launch, *, protected: bool, environ: Mapping[str, str])
         return
     if protected:
         found = find_import(path.read_text(errors="replace"))
-        if found.line is None and found.inside is None and not found.broken:
+        if found.absent:
             yield _without_import(launch, why_it_may_act(path, environ))
         else:
             yield from _judge_import(launch.script, found)
@@ -118,7 +118,7 @@ def judge_words(unknown: Sequence[str], known: Sequence[str], config: Config | N
             continue
         ours = meant_flag(name)
         if ours:
-            yield error("flags", f"{name} is not a flag, so nothing is switched on by it.", f"Write {ours}.")
+            yield error("flags", f"{switches_nothing(name)}.", f"Write {ours}.")
             continue
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
         hint = f"Did you mean {near[0]}? " if near else ""

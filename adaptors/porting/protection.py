@@ -417,7 +417,7 @@ def _own_config() -> Config:
         ConfigError: the import has patched Megatron in it.
     """
     config = process_config(os.environ)
-    if config.high_availability and config.adaptor != "own":
+    if config.high_availability and not config.own_handlers:
         problem = ConfigError(
             "This training script brings handlers of its own, and the plugin has patched Megatron as well.",
             change="Set TFT_ADAPTOR=own for the launcher (ttprun).",

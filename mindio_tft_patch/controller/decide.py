@@ -55,6 +55,11 @@ class Situation:
         return ", ".join(sorted(kind.value for kind in kinds))
 
     @property
+    def gone(self) -> list[int]:
+        """Ranks that have left training in good order."""
+        return [state.rank for state in self.roster.ranks.values() if state.finished]
+
+    @property
     def starts_anew(self) -> bool:
         """Is there, or was there, anybody who could start a rank anew?"""
         return self.managed or bool(self.roster.agents)
@@ -153,8 +158,7 @@ def _restarts_nothing(situation: Situation) -> str:
 
 def _misfit_in_place(situation: Situation) -> str:
     """Every rank is needed, and each must have something to go on from."""
-    gone = [state.rank for state in situation.roster.ranks.values() if state.finished]
-    return f"{named(gone)} has left training" if gone else _unready(situation)
+    return f"{named(situation.gone)} has left training" if situation.gone else _unready(situation)
 
 
 def _misfit_restart(situation: Situation, strategy: Strategy) -> str:
@@ -164,9 +168,8 @@ def _misfit_restart(situation: Situation, strategy: Strategy) -> str:
         for state in situation.to_restart(strategy)
         if not state.awaited and not situation.watched(state.rank) and not _may_come(situation, state)
     ]
-    if helpless and not situation.starts_anew:
-        return f"no agent can restart {named(helpless)} ({_NOBODY_STARTS})"
-    return f"no agent can restart {named(helpless)}" if helpless else ""
+    nobody = "" if situation.starts_anew else f" ({_NOBODY_STARTS})"
+    return f"no agent can restart {named(helpless)}{nobody}" if helpless else ""
 
 
 def _may_come(situation: Situation, state: RankState) -> bool:
@@ -178,9 +181,9 @@ def _may_come(situation: Situation, state: RankState) -> bool:
 
 def _misfit_dump(situation: Situation) -> str:
     misfit = _unready(situation) or targets.coverage(situation.roster, Strategy.DUMP)
-    gone = [state.rank for state in situation.roster.ranks.values() if state.finished]
-    if misfit and gone:  # which they do after the final save
-        return f"training was over: {named(gone)} had left it in good order, so that nothing was left to be saved"
+    if misfit and situation.gone:  # which they do after the final save
+        gone = named(situation.gone)
+        return f"training was over: {gone} had left it in good order, so that nothing was left to be saved"
     return misfit
 
 
